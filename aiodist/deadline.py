@@ -5,8 +5,22 @@ from __future__ import annotations
 import math
 import time
 from datetime import timedelta
+from typing import Protocol
 
 from aiodist.errors import InvalidUsageError
+
+SIGNAL_SECONDS = 1.0
+"""The longest that a thread sleeps at a time, after which it handles a signal.
+
+Python loses a signal's wake-up if the signal comes between the last bytecode and the sleep of a thread.
+"""
+
+
+class Lock(Protocol):
+    """What `acquire` needs of a lock, such as a `threading.Lock`."""
+
+    def acquire(self, *, timeout: float) -> bool:
+        """Return whether it was acquired within ``timeout`` seconds."""
 
 
 class Deadline:
@@ -50,3 +64,12 @@ def to_seconds(timeout: float | timedelta | None) -> float | None:
     if not seconds > 0:
         raise InvalidUsageError(f"timeout must be positive, got {timeout!r}; math.inf is no limit")
     return seconds
+
+
+def acquire(lock: Lock, seconds: float = math.inf) -> bool:
+    """Acquire ``lock`` within ``seconds``, and return whether that succeeded. A signal interrupts it."""
+    deadline = Deadline(seconds)
+    while not lock.acquire(timeout=min(deadline.remaining(), SIGNAL_SECONDS)):
+        if deadline.expired():
+            return False
+    return True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from datetime import timedelta
 
 import pytest
 
 from aiodist import deadline
-from aiodist.deadline import Deadline, to_seconds
+from aiodist.deadline import SIGNAL_SECONDS, Deadline, acquire, to_seconds
 from aiodist.errors import InvalidUsageError
 
 
@@ -52,3 +53,26 @@ def test_to_seconds_refuses_other_types(given: object) -> None:
 def test_to_seconds_refuses_values_that_are_not_positive(given: float | timedelta) -> None:
     with pytest.raises(InvalidUsageError, match=r"must be positive, got .*; math\.inf is no limit"):
         to_seconds(given)
+
+
+class SlowLock:
+    """Is free when it has been asked for the third time."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def acquire(self, *, timeout: float) -> bool:
+        self.asked.append(timeout)
+        return len(self.asked) == 3
+
+
+def test_a_thread_sleeps_for_a_second_at_a_time_so_that_no_signal_is_lost() -> None:
+    lock = SlowLock()
+    assert acquire(lock)
+    assert lock.asked == [SIGNAL_SECONDS] * 3
+
+
+def test_a_lock_is_asked_for_no_longer_than_the_limit() -> None:
+    lock = threading.Lock()
+    assert acquire(lock, 0.01)
+    assert not acquire(lock, 0.01)

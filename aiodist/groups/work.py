@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from aiodist.completion import Driver, Once, Pending, T
-from aiodist.deadline import to_seconds
+from aiodist.deadline import acquire, to_seconds
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext, Sleeper
@@ -356,12 +356,11 @@ class Work(Coroutine[Any, Any, T]):
         gate = threading.Lock()
         gate.acquire()
         self._when_done(gate.release)
-        if seconds is None or seconds > threading.TIMEOUT_MAX:
-            gate.acquire()
-        elif not gate.acquire(timeout=seconds):
+        limit = math.inf if seconds is None else seconds
+        if not acquire(gate, limit):
             with contextlib.suppress(RuntimeError):  # closed: then all operations have ended
-                self._loop.call_soon_threadsafe(self._expire, seconds)
-            gate.acquire()
+                self._loop.call_soon_threadsafe(self._expire, limit)
+            acquire(gate)
 
     def get_future(self) -> WorkFuture[Any]:
         """Return a future of the same outcome, for code that composes futures. Any thread.

@@ -16,7 +16,7 @@ from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
 from aiodist.api.collectives import Timeout
-from aiodist.deadline import to_seconds
+from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.deferred import DeferredWork
 from aiodist.groups.group_engine import GroupEngine
@@ -33,12 +33,6 @@ T = TypeVar("T")
 
 _JOIN_SECONDS = 5.0
 """How long the end of the process waits for the loop's thread."""
-
-_SIGNAL_SECONDS = 1.0
-"""The longest that a thread sleeps at a time, after which it handles a signal.
-
-Python loses a signal's wake-up if the signal comes between the last bytecode and the sleep of a thread.
-"""
 
 _running_loop = asyncio._get_running_loop
 _set_running_loop = asyncio._set_running_loop
@@ -180,7 +174,7 @@ class Portal:
             if isinstance(ended, BlockedCaller):
                 ended.acquire()
             elif ended is not None:
-                _acquire(ended)
+                acquire(ended)
         except BaseException:
             if ended is not None:  # else it has ended
                 loop.call_soon_threadsafe(work.cancel)
@@ -224,7 +218,7 @@ class Portal:
         call = CrossThreadCall(on_callers_stream(function), blocks)
         try:
             _hand_over(loop, call.start)
-            _acquire(call.ended)
+            acquire(call.ended)
         except BaseException:
             with suppress(RuntimeError):  # the loop is closed: all operations have ended
                 loop.call_soon_threadsafe(call.cancel)
@@ -485,17 +479,11 @@ def _in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _acquire(ended: threading.Lock) -> None:
-    """Return when the lock is acquired."""
-    while not ended.acquire(timeout=_SIGNAL_SECONDS):
-        pass
-
-
 def _error_of(future: Future[Any]) -> BaseException | None:
     """Return the error of ``future`` once it has ended, None if it has a result."""
     while True:
         try:
-            return future.exception(_SIGNAL_SECONDS)
+            return future.exception(SIGNAL_SECONDS)
         except TimeoutError:
             continue
 
