@@ -16,7 +16,7 @@ from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.argument_checks import check_list, check_ranks
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine, NonGroupMember
+from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine
 from aiodist.groups.group_lifecycle import Settings
 from aiodist.groups.handle import Group as AnyGroup
 from aiodist.groups.work import Work
@@ -274,7 +274,7 @@ def get_backend(group: AnyGroup | None = None) -> str:
         NotInitializedError: There is no default group.
         InvalidUsageError: This rank is not a member of ``group``.
     """
-    return str(_member(group).backend_name)
+    return str(current_world().member(group).backend_name)
 
 
 def get_backend_config(group: AnyGroup | None = None) -> str:
@@ -287,7 +287,7 @@ def get_backend_config(group: AnyGroup | None = None) -> str:
         NotInitializedError: There is no default group.
         InvalidUsageError: This rank is not a member of ``group``.
     """
-    by_device = served(_member(group).backend_name)
+    by_device = served(current_world().member(group).backend_name)
     return ",".join(f"{device}:{backend}" for device, backend in by_device.items())
 
 
@@ -320,7 +320,7 @@ def get_process_group_ranks(group: AnyGroup | None = None) -> list[int]:
         NotInitializedError: There is no default group.
         InvalidUsageError: This rank is not a member of ``group``.
     """
-    return list(_member(group).ranks)
+    return list(current_world().member(group).ranks)
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
@@ -333,7 +333,7 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
     Raises:
         InvalidUsageError: ``global_rank`` or this rank is not a member.
     """
-    return _member(group).group_rank(global_rank)
+    return current_world().member(group).group_rank(global_rank)
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
@@ -346,19 +346,12 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     Raises:
         InvalidUsageError: It is out of range, or this rank is not a member.
     """
-    chosen = _member(group)
+    chosen = current_world().member(group)
     if not 0 <= group_rank < chosen.size:
         raise InvalidUsageError(
             f"group rank {group_rank} is out of range: {chosen.group_name!r} has {chosen.size} ranks"
         )
     return chosen.ranks[group_rank]
-
-
-def _member(group: AnyGroup | None) -> GroupEngine:
-    chosen = current_world().find(group)
-    if isinstance(chosen, NonGroupMember):
-        raise InvalidUsageError("this rank is not a member of that group")
-    return chosen
 
 
 def _subgroups(

@@ -16,10 +16,10 @@ from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.rejoining import meeting_place, waiting_at, welcome
 from aiodist.deadline import Deadline
-from aiodist.errors import CollectiveTimeoutError, DistStoreError, InvalidUsageError
+from aiodist.errors import CollectiveTimeoutError, DistStoreError
 from aiodist.groups.agreement import Decision
 from aiodist.groups.argument_checks import check_ranks
-from aiodist.groups.group_engine import GroupEngine, NonGroupMember
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
 from aiodist.groups.succession import Newcomer, changes, follow, newcomers_of
 from aiodist.groups.succession import shrink as shrink_engine
@@ -41,7 +41,7 @@ def revoke(group: Group | None = None) -> None:
     Args:
         group: The process group; None is the default group.
     """
-    _member(group).revoke()
+    current_world().member(group).revoke()
 
 
 async def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
@@ -69,7 +69,7 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
         PeerLostError: The other members counted this rank as dead.
         InvalidUsageError: Over MPI, where neither `shrink` nor `grow` is possible.
     """
-    return handle_of(await shrink_engine(_member(group), timeout))
+    return handle_of(await shrink_engine(current_world().member(group), timeout))
 
 
 async def grow(
@@ -183,10 +183,3 @@ def _none_came(
         rank=group.global_rank,
         waiting_for=missing,
     )
-
-
-def _member(group: Group | None) -> GroupEngine:
-    chosen = current_world().find(group)
-    if isinstance(chosen, NonGroupMember):
-        raise InvalidUsageError("this rank is not a member of that group")
-    return chosen

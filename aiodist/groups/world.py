@@ -277,7 +277,7 @@ class World:
         """
         if group is None and self.default is not None and self.its_loop is _running_loop():
             return self.default
-        return self.reached(self._member(group))
+        return self.reached(self.member(group))
 
     def reached(self, chosen: GroupEngine) -> GroupEngine:
         """Return ``chosen``, or outside the world's event loop a stand-in that starts operations there."""
@@ -293,12 +293,13 @@ class World:
 
     def group_here(self, group: Group | None) -> GroupEngine:
         """As `find`, for what starts now: refuses a rank outside the group, and a foreign loop."""
-        chosen = self._member(group)
+        chosen = self.member(group)
         if self.its_loop is not None:
             self.check_loop()
         return chosen
 
-    def _member(self, group: Group | None) -> GroupEngine:
+    def member(self, group: Group | None) -> GroupEngine:
+        """As `find`; InvalidUsageError if this rank is not a member of the group."""
         chosen = self.find(group)
         if isinstance(chosen, NonGroupMember):
             raise InvalidUsageError(

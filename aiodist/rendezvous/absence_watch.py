@@ -105,6 +105,29 @@ class AbsenceWatch:
         self._begun.cancel()
         await self._loop_thread.close()
 
+    def loss_of(self, rank: int) -> PeerLostError:
+        """Return the error for a silent ``rank``, with what is known about the arrival of others."""
+        host, pid = (*self._known.get(rank, ()), "", 0)[:2]
+        who = name_of(rank, host, pid)
+        keeper = ", where it serves the store" if self._spoke else ""
+        absent = [other for other in self.absent or () if other != rank]
+        if self.absent is None:
+            arrivals = "who else had arrived is not known"
+        else:
+            when = "when it was last heard" if self._spoke else "when that was last looked for"
+            arrivals = f"{describe_absent(absent, self._size)} {when}"
+        return PeerLostError(
+            f"{who} fell silent inside init_process_group{keeper}: nothing was heard of it for "
+            f"{self._patience:g} s: it was stopped, or its host or the network between is gone; "
+            f"{arrivals}; rank {self._rank} noticed",
+            rank=rank,
+            host=host,
+            pid=pid,
+            last=LAST,
+            noticed_by=self._rank,
+            not_arrived=absent,
+        )
+
     # -- the thread
 
     async def _main(self) -> None:
@@ -217,33 +240,11 @@ class AbsenceWatch:
             with contextlib.suppress(DistError, OSError, TimeoutError):
                 async with asyncio.timeout(self._patience / 2):
                     self.absent = await self._not_there(store)
-                    await store.compare_set(_VERDICT, b"", encode_error(self._lost(silent[0])))
-        return self._lost(silent[0])
+                    await store.compare_set(_VERDICT, b"", encode_error(self.loss_of(silent[0])))
+        return self.loss_of(silent[0])
 
     async def _not_there(self, store: Store) -> list[int]:
         return [rank for rank in range(self._size) if not await store.check([_who(rank)])]
-
-    def _lost(self, rank: int) -> PeerLostError:
-        host, pid = (*self._known.get(rank, ()), "", 0)[:2]
-        who = name_of(rank, host, pid)
-        keeper = ", where it serves the store" if self._spoke else ""
-        absent = [other for other in self.absent or () if other != rank]
-        if self.absent is None:
-            arrivals = "who else had arrived is not known"
-        else:
-            when = "when it was last heard" if self._spoke else "when that was last looked for"
-            arrivals = f"{describe_absent(absent, self._size)} {when}"
-        return PeerLostError(
-            f"{who} fell silent inside init_process_group{keeper}: nothing was heard of it for "
-            f"{self._patience:g} s: it was stopped, or its host or the network between is gone; "
-            f"{arrivals}; rank {self._rank} noticed",
-            rank=rank,
-            host=host,
-            pid=pid,
-            last=LAST,
-            noticed_by=self._rank,
-            not_arrived=absent,
-        )
 
 
 def describe_absent(absent: Sequence[int], size: int) -> str:

@@ -55,7 +55,8 @@ class KeyTable:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._watches: dict[str, dict[Watch, None]] = {}
+        self.watches: dict[str, dict[Watch, None]] = {}
+        """The waits for each key that is not set."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -68,7 +69,7 @@ class KeyTable:
 
     def set(self, key: str, value: bytes) -> None:
         self._values[key] = value
-        for watch in self._watches.pop(key, ()):
+        for watch in self.watches.pop(key, ()):
             watch._arrived(key)
 
     def sum(self, key: str, amount: int) -> int:
@@ -110,14 +111,14 @@ class KeyTable:
         return Watch(self, keys, on_ready)
 
     def _watch(self, key: str, watch: Watch) -> None:
-        self._watches.setdefault(key, {})[watch] = None
+        self.watches.setdefault(key, {})[watch] = None
 
     def _unwatch(self, key: str, watch: Watch) -> None:
-        watches = self._watches.get(key)
+        watches = self.watches.get(key)
         if watches is not None:
             watches.pop(watch, None)
             if not watches:
-                del self._watches[key]
+                del self.watches[key]
 
 
 def _short(value: bytes) -> str:

@@ -49,7 +49,8 @@ class TcpStoreServer:
         self._seal = seal
         self._expected = expected_clients
         self._max_frame = max_frame
-        self._table = KeyTable()
+        self.table = KeyTable()
+        """The keys that are served, and the waits of the clients for others."""
         self._listeners: list[asyncio.Server] = []
         self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._clients: dict[Client, None] = {}
@@ -126,7 +127,7 @@ class TcpStoreServer:
         """Return a store over the server's keys for its own process. It lives as long as the
         server.
         """
-        return MemoryStore(self._table)
+        return MemoryStore(self.table)
 
     def stop_accepting(self) -> None:
         """Release the port; connected clients stay. Idempotent."""
@@ -181,7 +182,7 @@ class TcpStoreServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = _peer_name(writer)
-        client = Client(self._table, writer, self._max_frame)
+        client = Client(self.table, writer, self._max_frame)
         try:
             greeted = await self._greet(reader, writer, name)
             self._no_stranger()

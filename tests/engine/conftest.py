@@ -19,6 +19,7 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing.in_process import run_ranks
+from tests.limits import scaled
 
 RunRanks = Callable[..., Awaitable[list[Any]]]
 Ranks = list["subprocess.Popen[str]"]
@@ -58,37 +59,32 @@ def ranks_of(
             rank.communicate()  # reaps it, and closes its pipe
 
 
-@pytest.fixture(params=["inproc", "unix", "tcp", "shm"])
-def ranks(request: pytest.FixtureRequest, scaled: Callable[[float], float]) -> RunRanks:
-    """``run_ranks`` over each transport; a deadlock fails in seconds."""
+def run_over(transport: str) -> RunRanks:
+    """``run_ranks`` over ``transport``; a deadlock fails in seconds."""
 
     async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
         async with asyncio.timeout(scaled(20)):
-            return await run_ranks(size, fn, request.param, **options)
+            return await run_ranks(size, fn, transport, **options)
 
     return run
+
+
+@pytest.fixture(params=["inproc", "unix", "tcp", "shm"])
+def ranks(request: pytest.FixtureRequest) -> RunRanks:
+    """Over each transport."""
+    return run_over(request.param)
 
 
 @pytest.fixture(params=["inproc", "unix", "tcp"])
-def streams(request: pytest.FixtureRequest, scaled: Callable[[float], float]) -> RunRanks:
-    """The same over streams alone, for what is about messages."""
-
-    async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
-        async with asyncio.timeout(scaled(20)):
-            return await run_ranks(size, fn, request.param, **options)
-
-    return run
+def streams(request: pytest.FixtureRequest) -> RunRanks:
+    """Over streams alone, for what is about messages."""
+    return run_over(request.param)
 
 
 @pytest.fixture
-def inproc(scaled: Callable[[float], float]) -> RunRanks:
-    """The same over queues only, for what does not depend on the transport."""
-
-    async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
-        async with asyncio.timeout(scaled(20)):
-            return await run_ranks(size, fn, "inproc", **options)
-
-    return run
+def inproc() -> RunRanks:
+    """Over queues only, for what does not depend on the transport."""
+    return run_over("inproc")
 
 
 def engine_of(group: Any = None) -> GroupEngine:

@@ -212,7 +212,7 @@ async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
         over_tcp_served("127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True
     )
     watch._store = store
-    assert "who else had arrived is not known" in str(watch._lost(2))
+    assert "who else had arrived is not known" in str(watch.loss_of(2))
     watch._deadlines.watch(2, time.monotonic() - 100)
     error = await watch._judge()
     assert error is not None
@@ -226,7 +226,7 @@ async def test_missing_ranks_are_read_before_the_file_is_out_of_reach(tmp_path: 
     try:
         await watch.begin("told", Deadline(20))
         await until(lambda: watch.absent == [1, 2])
-        error = watch._lost(1)
+        error = watch.loss_of(1)
         assert error.not_arrived == (2,)
         assert "of 3 ranks 2 had not arrived when that was last looked for" in str(error)
     finally:

@@ -42,7 +42,7 @@ def test_cancelled_watch_is_forgotten():
     table.set("a", b"")
     table.set("b", b"")
     assert fired == []
-    assert table._watches == {}
+    assert table.watches == {}
 
 
 def test_add_to_a_key_that_is_no_counter():

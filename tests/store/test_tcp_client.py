@@ -278,7 +278,7 @@ async def test_client_that_guesses_a_proof_gets_nothing(caplog):
 async def test_timeout_reaches_the_others_although_the_server_closes(server):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
         other = asyncio.create_task(exchange(store, 1, 3, b"", soon()))
-        await until(lambda: "exchange/all" in server._table._watches)
+        await until(lambda: "exchange/all" in server.table.watches)
         with pytest.raises(StoreTimeoutError, match="rank 0: rank 2 of 3 did not arrive"):
             await exchange(server.store(), 0, 3, b"", Deadline(0.05))
         await server.close()
@@ -333,20 +333,20 @@ async def test_close_fails_calls_under_way_and_later_ones(server):
 async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
         task = asyncio.create_task(store.get("a", soon()))
-        await until(lambda: server._table._watches)
+        await until(lambda: server.table.watches)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(StoreTimeoutError):
             await store.get("b", Deadline(0.01))
         assert await store.num_keys() == 0  # answered after the cancellation was read
-        assert server._table._watches == {}
+        assert server.table.watches == {}
         assert store._calls == {}
         lost = asyncio.create_task(store.get("c", soon()))
-        await until(lambda: server._table._watches)
+        await until(lambda: server.table.watches)
     with pytest.raises(DistStoreError):
         await lost
-    await until(lambda: not server._table._watches)
+    await until(lambda: not server.table.watches)
 
 
 async def test_mute_server_is_noticed():

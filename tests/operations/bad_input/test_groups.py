@@ -41,7 +41,7 @@ ENTRIES: list[Entry] = [
         "not a member, to ask",
         lambda h: dist.get_process_group_ranks(h.outside),
         InvalidUsageError,
-        "this rank is not a member of that group",
+        "rank 1 is not a member of this group; only its members may call this",
     ),
     (
         "no group",
