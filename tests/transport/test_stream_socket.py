@@ -151,19 +151,19 @@ async def test_a_raising_on_sent_harms_no_other_send() -> None:
 
 
 async def test_queued_sends_go_out_together() -> None:
-    connection, theirs = socket_pair()
+    calls = 0
+
+    class Counting(socket.socket):
+        def sendmsg(self, *parts: Any) -> int:
+            nonlocal calls
+            calls += 1
+            return super().sendmsg(*parts)
+
+    ours, theirs = socket.socketpair()
+    connection = SocketConnection(Counting(fileno=ours.detach()), "unix", "the other end")
     sent = Sent()
     block = memoryview(bytes(1 << 20))
     connection.send([block] * 4, sent)
-    calls = 0
-    write = connection._write
-
-    def counted(parts: Any) -> int:
-        nonlocal calls
-        calls += 1
-        return write(parts)
-
-    connection._write = counted  # type: ignore[method-assign]
     for _ in range(100):
         connection.send([b"h", b"body"], sent)
     theirs.setblocking(False)
@@ -174,7 +174,7 @@ async def test_queued_sends_go_out_together() -> None:
             taken += len(theirs.recv(min(1 << 16, 4 * len(block) - taken)))
     before_the_small_ones = calls
     await sent.all_of(101)
-    assert calls - before_the_small_ones <= 5  # 200 parts, 64 at a time
+    assert 0 < calls - before_the_small_ones <= 5  # 200 parts, 64 at a time
     connection.abort()
     theirs.close()
 

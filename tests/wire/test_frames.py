@@ -283,7 +283,7 @@ def test_the_decoder_never_takes_more_than_its_scratch() -> None:
     decoder = FrameDecoder(handler)
     feed(decoder, encode(FrameType.GOODBYE, meta=bytes(MAX_META)) * 200)
     assert len(handler.got) == 200
-    assert len(decoder._scratch) == SCRATCH
+    assert len(decoder.get_buffer()) == SCRATCH
 
 
 def test_the_end_of_the_stream_is_handed_on() -> None:
