@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from aiodist.errors import InvalidUsageError
 from aiodist.horovod import ranks as job
 from aiodist.horovod.async_collectives import Sum
 from aiodist.horovod.collectives import allreduce
@@ -21,7 +22,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm takes 2 dimensions or more, not {input.dim()}")
+            raise InvalidUsageError(
+                f"SyncBatchNorm takes an input of 2 dimensions or more, not {input.dim()}"
+            )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input``, normalised by channel (dimension 1).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -85,23 +86,24 @@ def damage_next(bits: int) -> None:
     shm_collective.announce = damaged
 
 
+async def _receive_three(count: int, left: int) -> None:
+    for tag in (2, 0, 1):  # so that some wait in the ring, and the last is taken ahead
+        into = np.empty(count, int)
+        await dist.recv(into, left, tag=tag)
+        assert (into == left + tag).all()
+
+
 async def all_kinds(rank: int, size: int) -> None:
     """A row of messages and collectives, small and in pieces. AssertionError where one goes wrong."""
     total = size * (size + 1) / 2
     left, right = (rank - 1) % size, (rank + 1) % size
     for count in (1, CHUNKED // 500):
         works = [dist.isend(np.full(count, rank + tag), right, tag=tag) for tag in range(3)]
-        for tag in (2, 0, 1):  # so that some wait in the box, and the last is taken ahead
-            into = np.empty(count, int)
-            await dist.recv(into, left, tag=tag)
-            assert (into == left + tag).all()
-        for work in works:
-            await work
+        await asyncio.gather(_receive_three(count, left), *works)
     for count in (CHUNKED // 8, CHUNKED):
         into = np.empty(count, np.float32)
         sent = dist.isend(np.full(count, rank + 1, np.float32), right)
-        await dist.recv(into, left)
-        await sent
+        await asyncio.gather(dist.recv(into, left), sent)
         assert (into == left + 1).all()
     for count in (1, CHUNKED):
         mine = np.full(count, rank + 1, np.float32)
