@@ -195,7 +195,8 @@ others' data: from measurements on two cores, with less for more ranks, which ma
 PIECE = 2 * MIB
 """Over several hosts: what a column exchanges at once, while as much is worked at inside.
 
-On the simulated clock a half or the double changes little; less sends small messages.
+On the simulated clock a half or the double changes little; less sends small messages. An all_reduce takes
+the double: 16 and 64 MiB took 0.80 to 0.98 of the time then, with eight ranks of four hosts on two cores.
 """
 
 HOSTS_RULES: Rules = MappingProxyType(
@@ -214,7 +215,7 @@ HOSTS_RULES: Rules = MappingProxyType(
         ),
         "all_reduce": (
             Rule(MANY, 16 * KIB, Choice("leaders")),
-            Rule(MANY, MANY, Choice("stripes", PIECE)),
+            Rule(MANY, MANY, Choice("stripes", 2 * PIECE)),
         ),
         "all_gather": (
             Rule(MANY, 32 * KIB, Choice("leaders")),
