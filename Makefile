@@ -304,7 +304,7 @@ bench-network: $(STAMP)
 # Few sizes, since eight ranks share the cores of one machine. Each rank keeps to its share of them, so that
 # ranks know that they share them with others: a host of two ranks would take all cores for its own.
 bench-hosts: $(STAMP)
-	@$(BIN)/python -m benchmarks run --quick --namespaces --ranks 8 --ranks-per-host 2 --pin --passes 3 \
+	@$(BIN)/python -m benchmarks run --namespaces --ranks 8 --ranks-per-host 2 --pin --passes 3 \
 		--operations all_reduce,all_gather,reduce_scatter,broadcast,all_to_all \
 		--sizes 4,256,4K,64K,1M,16M,256M --output docs/performance-hosts/results.json
 	@$(BIN)/python -m benchmarks page docs/performance-hosts/results.json
