@@ -419,7 +419,9 @@ class Endpoint:
     def _lost(self, peer: Peer, error: BaseException | None) -> None:
         if peer.error is not None:
             return
-        left, heard = peer.said_goodbye, self._heard_of(peer)
+        # A rank that is about to leave may end a stream that has just come up without a goodbye.
+        peer.said_goodbye = left = peer.said_goodbye or self._has_left(peer)
+        heard = self._heard_of(peer)
         why = LEFT if left else f"{ENDED}: {error}"
         lost = peer_lost(peer.rank_info, why, last=heard, departure="left" if left else "died")
         if not isinstance(error, DistError):  # the text of a DistError needs no cause
@@ -428,6 +430,9 @@ class Endpoint:
         if not peer.said_goodbye:
             # The peer may be alive: the end of its streams tells it that it counts as lost.
             self._closing_streams.hang_up(*(link.connection for link in peer.links))
+
+    def _has_left(self, peer: Peer) -> bool:
+        return self.memory is not None and self.memory.has_left(peer.rank)
 
     def _heard_of(self, peer: Peer) -> str:
         return "" if self._heartbeat is None else self._heartbeat.heard_of(peer.rank)
@@ -520,8 +525,7 @@ class Endpoint:
         if peer.links and peer.error is None:
             self._use(peer, peer.links[0])  # the peer has connected to this rank meanwhile
         elif peer.error is None:
-            memory = self.memory
-            peer.said_goodbye = left = memory is not None and memory.has_left(peer.rank)
+            peer.said_goodbye = left = self._has_left(peer)
             text, heard = unreachable(tried, left=left), self._heard_of(peer)
             self._peer_lost(
                 peer, peer_lost(peer.rank_info, text, -1, heard, "left" if left else "")

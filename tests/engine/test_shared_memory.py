@@ -121,6 +121,27 @@ async def test_a_receive_from_any_rank_fails_though_most_ranks_were_no_neighbour
     await run_ranks(20, main, "shm", timeout=scaled(20))
 
 
+async def test_a_stream_that_ends_without_a_goodbye_of_a_rank_that_leaves() -> None:
+    """The rank's memory says that it leaves: it has not died."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        endpoint = current_world().endpoint
+        if rank == 0:
+            endpoint.reach(1)
+            error = await outcome(dist.recv(np.ones(1), 1))
+            assert isinstance(error, dist.PeerLostError)
+            assert error.departure == "left"
+        else:
+            await until(lambda: endpoint.connected(0))
+            assert endpoint.memory is not None
+            endpoint.memory.leave()
+            for connection in endpoint.connections():
+                connection.abort()
+
+    await run_ranks(2, main, "shm", timeout=scaled(20))
+
+
 @pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + (1 << 18)])
 async def test_a_segment_with_little_room(
     segment_bytes: Callable[[int], None], nbytes: int
