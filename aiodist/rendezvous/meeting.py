@@ -190,8 +190,8 @@ def _patience(own: MeetingPlan, where: str) -> Iterator[None]:
     note = asyncio.get_running_loop().call_later(
         _PATIENCE_SECONDS,
         log.warning,
-        "rank %d of %d, told by %s, has waited %g s at %s for all ranks to meet, and still waits; see "
-        "whether all were started, and told this place and this size",
+        "rank %d of %d, told by %s, has waited %g s at %s for all ranks to meet, and still waits. See "
+        "whether all were started, and told this place and this size.",
         own.rank,
         own.size,
         own.source,

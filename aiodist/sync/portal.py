@@ -55,8 +55,8 @@ class Resident(Protocol):
 class Portal:
     """A daemon thread that runs an event loop as long as a `Resident` uses it.
 
-    A blocking call drives the loop itself while it is lent (`LoopHandoff`); otherwise the loop's
-    thread starts the operation and runs it from its callbacks, and its end releases a lock that the
+    A blocking call drives the loop itself while it is lent (`LoopHandoff`). Otherwise the loop's
+    thread starts the operation and runs it from its callbacks. Its end releases a lock that the
     calling thread waits for. The call makes no task, future or coroutine of asyncio.
 
     The loop sees the context variables of the calling thread, so also its world.

@@ -137,8 +137,8 @@ async def test_a_rank_that_waits_long_logs_its_meeting_place(
         await meet(f"tcp://127.0.0.1:{port}", 1, 2, seconds=0.1)
     assert [record.getMessage() for record in caplog.records] == [
         f"rank 1 of 2, told by init_method tcp://127.0.0.1:{port}, has waited 0 s at "
-        f"127.0.0.1:{port} for all ranks to meet, and still waits; see whether all were started, and "
-        "told this place and this size"
+        f"127.0.0.1:{port} for all ranks to meet, and still waits. See whether all were started, and "
+        "told this place and this size."
     ]
 
 
