@@ -120,7 +120,7 @@ class NativeMessages:
         group, blocks = self._group, operation.blocks
         if ended := group.recv_at_once(plan, data, blocks):
             # A caller that blocks has named the source, which is the whole result.
-            return ended if blocks else group.completed_recv(ended, plan.peer, plan.peer)
+            return ended if blocks else group.completed(ended, plan.peer, plan.peer)
         recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
         return self._as_its_loop(group.recv_posted, plan.facts, recv, None, timeout)
 

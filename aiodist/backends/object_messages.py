@@ -312,7 +312,7 @@ class ObjectMessages:
                     else:
                         facts = plan.facts(len(data))
                         ended = group.world.recorder.ended(group.label, -1, facts, created)
-                        return group.completed_recv(ended, source, value)
+                        return group.completed(ended, value, source)
                 self._handed_on[key] = [Parcel(source, read_envelope(memoryview(data)), [])]
         recv = _EnvelopeRecv(self, key, source, finish, pickle)
         recv.given = self._handed_parcel(recv)

@@ -12,7 +12,7 @@ from aiodist.observe.recorder import CompletedRecord, Record
 
 
 class CompletedWork(Work[T]):
-    """A `Work` that has ended without a result: most of its attributes are fixed for the class.
+    """A `Work` that has ended well: most of its attributes are fixed for the class.
 
     Each small operation makes one, so it sets only what differs between two of them.
     """
@@ -21,26 +21,31 @@ class CompletedWork(Work[T]):
 
     _done = True
     _error = None
-    _value: T | None = None
     _context = None
     _driver = None
     _timer = None
     _unheard = None
     _retrieved = True
     _site = None
-    _source = -1
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         record: Record | CompletedRecord,
         yields: bool = False,
+        value: T | None = None,
+        source: int = -1,
     ) -> None:
-        """``yields``: the first `await` yields to the loop, which has had no turn for long."""
+        """``yields``: the first `await` yields to the loop, which has had no turn for long.
+
+        ``value``: the result. ``source``: the global rank that sent the message, of a receive.
+        """
         self._asked = False
         self._loop = loop
         self._record = record
         self._yields = yields
+        self._value = value
+        self._source = source
         self._outputs: list[Any] | None = None
 
     @property
@@ -56,21 +61,3 @@ class CompletedWork(Work[T]):
             self._yields = False
             yield
         return self._value  # type: ignore[return-value]  # None where there is no result
-
-
-class CompletedRecv(CompletedWork[T]):
-    """A receive; ``source`` is the global rank that sent the message."""
-
-    __slots__ = ("_source", "_value")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        record: Record | CompletedRecord,
-        yields: bool,
-        source: int,
-        value: T,
-    ) -> None:
-        super().__init__(loop, record, yields)
-        self._source = source
-        self._value = value

@@ -14,7 +14,7 @@ from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
-from aiodist.groups.completed_work import CompletedRecv, CompletedWork
+from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.diagnostics import mismatch
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
@@ -94,7 +94,7 @@ class GroupEngine(Messaging):
         if timeout is not None:
             timeout = to_seconds(timeout)
         done = self.backend.start(operation, timeout)
-        if isinstance(done, tuple):  # its first `await` may yield to the loop
+        if isinstance(done, tuple):  # as `completed`, without its call
             return CompletedWork(self._loop, done, self._spin_policy.turn_is_due(done[-1]))
         return done
 
@@ -208,16 +208,15 @@ class GroupEngine(Messaging):
             work._fail(self._error.again())
         return work
 
-    def _turn_is_due(self, ended: CompletedRecord) -> bool:
-        return self._spin_policy.turn_is_due(ended[-1])
+    def completed(
+        self, ended: CompletedRecord, value: T | None = None, source: int = -1
+    ) -> Work[T]:
+        """Return the handle of what has completed. Its first ``await`` may yield to the loop.
 
-    def completed_work(self, ended: CompletedRecord) -> Work[Any]:
-        """Return the handle of what has completed. Its first ``await`` may yield to the loop."""
-        return CompletedWork(self.world.loop, ended, self._turn_is_due(ended))
-
-    def completed_recv(self, ended: CompletedRecord, peer: int, value: T) -> Work[T]:
-        """As `completed_work`, of a message from global rank ``peer`` that results in ``value``."""
-        return CompletedRecv(self.world.loop, ended, self._turn_is_due(ended), peer, value)
+        ``value``: the result. ``source``: the global rank that sent the message, of a receive.
+        """
+        yields = self._spin_policy.turn_is_due(ended[-1])
+        return CompletedWork(self._loop, ended, yields, value, source)
 
     # -- the end of operations
 

@@ -63,6 +63,7 @@ class GroupLifecycle(ABC):
         settings: Settings,
     ) -> None:
         self.world = world
+        self.endpoint: Endpoint = world.endpoint
         self.group_name = name
         self.id = group_id(name, ranks)
         self.ranks = tuple(ranks)
@@ -88,10 +89,6 @@ class GroupLifecycle(ABC):
         self._revoked = False
         self.successor: Self | None = None
         """The group that its members went on in, once `shrink` or `grow` has made it."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self.world.endpoint
 
     # -- numbers
 
@@ -231,7 +228,7 @@ class GroupLifecycle(ABC):
         self._need_not_tell()
         self._fail_all(error)
         self.backend.close()
-        self.world.endpoint.inbox.forget_group(self.id)
+        self.endpoint.inbox.forget_group(self.id)
 
     @property
     def is_told(self) -> bool:

@@ -106,14 +106,14 @@ class Messaging(GroupLifecycle):
         self._messenger: Messenger | None = None
         self._gate: CollectiveGate | None = None
         self._loop = world.loop
-        self._spin_policy = world.endpoint.spin_policy
+        self._spin_policy = self.endpoint.spin_policy
         self._spin = BoundedSpin(self._spin_policy)
-        self.status_queries = StatusQueries(world.loop, world.endpoint, self.id)
+        self.status_queries = StatusQueries(world.loop, self.endpoint, self.id)
 
     @property
     def messenger(self) -> Messenger:
         """What carries the messages of this group's operations: the endpoint, unless `use_messenger`."""
-        return self._messenger or self.world.endpoint
+        return self._messenger or self.endpoint
 
     def use_messenger(self, messenger: Messenger, gate: CollectiveGate) -> None:
         """Let ``messenger`` carry the messages from now on; the endpoint still carries word of failures."""
@@ -141,7 +141,7 @@ class Messaging(GroupLifecycle):
         if message.done and message.error is None:
             record.end()
             return CompletedWork(
-                self.world.loop, record, self.endpoint.spin_policy.turn_is_due(record.finished)
+                self.world.loop, record, self._spin_policy.turn_is_due(record.finished)
             )
         context = MessageContext(self, messenger, what, to, tag)
         context.sending(message)
@@ -173,7 +173,7 @@ class Messaging(GroupLifecycle):
         return self.world.recorder.ended(self.label, -1, plan.facts(length), created)
 
     def _is_away(self, to: int, head: bytes, data: memoryview) -> bool:
-        outbox, as_its_loop = self.world.endpoint.peer(to).outbox, self.world.as_its_loop
+        outbox, as_its_loop = self.endpoint.peer(to).outbox, self.world.as_its_loop
         return outbox.put(head, data, as_its_loop) or as_its_loop(outbox.post, head, data)
 
     def recv_at_once(
@@ -186,7 +186,7 @@ class Messaging(GroupLifecycle):
         promptly: a receive is often posted long before its message is sent, and the loop has other
         things to do.
         """
-        endpoint, peer = self.world.endpoint, plan.peer
+        endpoint, peer = self.endpoint, plan.peer
         matcher = endpoint.inbox.matcher
         if self._error is not None or self._messenger is not None:
             return None
@@ -214,7 +214,7 @@ class Messaging(GroupLifecycle):
         self._check_open()
         if self._messenger is not None:
             return None
-        endpoint = self.world.endpoint
+        endpoint = self.endpoint
         inbox = endpoint.inbox
         if inbox.matcher.is_open_to(plan.key, plan.peer):
             return endpoint.peer(plan.peer).shm_receiver.take_short(plan.heads)
@@ -275,7 +275,7 @@ class Messaging(GroupLifecycle):
 
         work._follow(context.receiving(messenger.recv(recv)), end, timeout)
         if recv.done:
-            work._over_at(self.endpoint.spin_policy)
+            work._over_at(self._spin_policy)
         self._limit(context, timeout)
         if self._left and from_any:
             self._fail_lonely()

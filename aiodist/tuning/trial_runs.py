@@ -58,7 +58,7 @@ class Runs:
             tables = tables._replace(**{self._table: rules})
             backend = self._backends[choice] = NativeBackend(self._group, tables=tables)
         done = backend.start(_OPERATIONS[self._operation](self))
-        return self._group.completed_work(done) if isinstance(done, tuple) else done
+        return self._group.completed(done) if isinstance(done, tuple) else done
 
 
 _OPERATIONS: MappingProxyType[str, Callable[[Runs], Operation[None]]] = MappingProxyType(
