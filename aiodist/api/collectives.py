@@ -103,7 +103,7 @@ def broadcast_new(
 
 def all_reduce(
     tensor: Tensor,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     *,
     timeout: Timeout = None,
@@ -130,7 +130,7 @@ def all_reduce(
 
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     *,
     timeout: Timeout = None,
@@ -158,7 +158,7 @@ def all_reduce_coalesced(
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     group_dst: int | None = None,
     *,

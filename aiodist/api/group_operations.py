@@ -55,7 +55,7 @@ class GroupOperations(GroupHandle):
         return collectives.broadcast_new(tensor, src, self, group_src=group_src, timeout=timeout)
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
+        self, tensor: Tensor, op: ReduceOp | str = ReduceOp.SUM, *, timeout: Timeout = None
     ) -> Work[None]:
         """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
 
@@ -64,7 +64,11 @@ class GroupOperations(GroupHandle):
         return collectives.all_reduce(tensor, op, self, timeout=timeout)
 
     def all_reduce_coalesced(
-        self, tensors: Sequence[Tensor], op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
+        self,
+        tensors: Sequence[Tensor],
+        op: ReduceOp | str = ReduceOp.SUM,
+        *,
+        timeout: Timeout = None,
     ) -> Work[None]:
         """Reduce several tensors in one operation, in place.
 
@@ -76,7 +80,7 @@ class GroupOperations(GroupHandle):
         self,
         tensor: Tensor,
         dst: int | None = None,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | str = ReduceOp.SUM,
         group_dst: int | None = None,
         *,
         timeout: Timeout = None,
@@ -179,7 +183,7 @@ class GroupOperations(GroupHandle):
         self,
         output: Tensor,
         input_list: list[Tensor],
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | str = ReduceOp.SUM,
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
@@ -190,7 +194,12 @@ class GroupOperations(GroupHandle):
         return blocks.reduce_scatter(output, input_list, op, self, timeout=timeout)
 
     def reduce_scatter_tensor(
-        self, output: Tensor, input: Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: ReduceOp | str = ReduceOp.SUM,
+        *,
+        timeout: Timeout = None,
     ) -> Work[None]:
         """Reduce ``input`` over all ranks; rank r gets the r-th of its equal parts in ``output``.
 

@@ -75,7 +75,7 @@ def broadcast_multigpu(
 
 def all_reduce_multigpu(
     tensor_list: list[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     *,
     timeout: Timeout = None,
@@ -110,7 +110,7 @@ def all_reduce_multigpu(
 def reduce_multigpu(
     tensor_list: list[Tensor],
     dst: int,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     dst_tensor: int = 0,
     *,

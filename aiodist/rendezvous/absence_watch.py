@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgpack
 
@@ -27,6 +28,7 @@ from aiodist.errors import DistError, PeerLostError, StoreTimeoutError, name_of
 from aiodist.links.loop_thread import LoopThread
 from aiodist.liveness.heartbeat_deadlines import HeartbeatDeadlines
 from aiodist.store import FileStore, PrefixStore, Store, TcpStore, TcpStoreServer
+from aiodist.store.participants import Participant
 from aiodist.wire.failures import decode_error, encode_error
 
 BEATS = 10
@@ -45,9 +47,23 @@ _CHECK_SECONDS = 1e-3
 _VERDICT = "verdict"
 _ABSENT = "absent"
 
-Opening = Callable[[str, float], AbstractAsyncContextManager[tuple[Store, str]]]
-"""(text from rank 0, seconds) -> context manager that opens the store of the beats in the current
-loop. It yields the store and the text for the other ranks."""
+
+def _none() -> Sequence[Participant]:
+    return ()
+
+
+class BeatStore(NamedTuple):
+    """The store of the beats."""
+
+    store: Store
+    told: str
+    """The text for the other ranks."""
+    lock_holders: Callable[[], Sequence[Participant]] = _none
+    """Returns the ranks of this host that keep others from reading the store. Raises DistStoreError."""
+
+
+Opening = Callable[[str, float], AbstractAsyncContextManager[BeatStore]]
+"""(text from rank 0, seconds) -> context manager that opens the store in the current loop."""
 
 
 class AbsenceWatch:
@@ -84,7 +100,9 @@ class AbsenceWatch:
             reach = size - 1 if star else min(_REACH, size - 1)
             self._whom = [(rank + step) % size for step in range(1, reach + 1)]
         self._told = ""
-        self._store: Store | None = None
+        self._store: BeatStore | None = None
+        self._looked = time.monotonic()  # the end of the last look at all watched ranks
+        self._holding: set[int] | None = None  # ranks that have held the lock at each check since
         self._over = False
         self._loop_thread = LoopThread("aiodist-watch", self._main)
         self._begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -105,11 +123,16 @@ class AbsenceWatch:
         self._begun.cancel()
         await self._loop_thread.close()
 
-    def loss_of(self, rank: int) -> PeerLostError:
-        """Return the error for a silent ``rank``, with what is known about the arrival of others."""
+    def loss_of(self, rank: int, *, holds_lock: bool = False) -> PeerLostError:
+        """Return the error for a silent ``rank``, with what is known about the arrival of others.
+
+        ``holds_lock``: it has the lock of the store's file.
+        """
         host, pid = (*self._known.get(rank, ()), "", 0)[:2]
         who = name_of(rank, host, pid)
         keeper = ", where it serves the store" if self._spoke else ""
+        if holds_lock:
+            keeper = ", where it holds the lock of the store's file"
         absent = [other for other in self.absent or () if other != rank]
         if self.absent is None:
             arrivals = "who else had arrived is not known"
@@ -153,8 +176,8 @@ class AbsenceWatch:
         """Beat until another rank has found a rank lost, and return that error."""
         while True:
             try:
-                async with self._opening(self._told, self._patience) as (store, tell):
-                    return await self._beat(store, tell)
+                async with self._opening(self._told, self._patience) as opened:
+                    return await self._beat(opened)
             except (DistError, OSError) as error:
                 # A refused or cut connection does not tell whether rank 0 has ended. A missing
                 # answer counts as silence.
@@ -164,9 +187,10 @@ class AbsenceWatch:
                     self._loop_thread.tell(_resolve, self._begun, "")
             await asyncio.sleep(self._interval)
 
-    async def _beat(self, store: Store, tell: str) -> PeerLostError:
+    async def _beat(self, opened: BeatStore) -> PeerLostError:
+        store = opened.store
         calling = asyncio.ensure_future(self._check_arrivals(store))
-        self._store = store
+        self._store = opened
         try:
             me = msgpack.packb([socket.gethostname(), os.getpid()])
             await store.set(_who(self._rank), me)
@@ -174,12 +198,13 @@ class AbsenceWatch:
                 await store.add(_beat(self._rank), 1)
                 for rank in self._whom:
                     await self._look(store, rank)
+                self._looked, self._holding = time.monotonic(), None
                 verdict = await _peek(store, _VERDICT)
                 if verdict is not None:
                     error = decode_error(verdict, -1)
                     if isinstance(error, PeerLostError):
                         return error
-                self._loop_thread.tell(_resolve, self._begun, tell)
+                self._loop_thread.tell(_resolve, self._begun, opened.told)
                 await asyncio.sleep(self._interval)
         except asyncio.CancelledError:
             if not self._over:
@@ -230,11 +255,17 @@ class AbsenceWatch:
         self._seen.pop(rank, None)
 
     async def _judge(self) -> PeerLostError | None:
-        silent = self._deadlines.silent(time.monotonic())
+        opened = None if self._spoke else self._store
+        now = time.monotonic()
+        if opened is not None and now - self._looked > self._patience / 2:
+            with contextlib.suppress(DistError, OSError):
+                return self._judge_holder(opened, now)
+            return None
+        silent = self._deadlines.silent(now)
         if not silent:
             return None
-        store = None if self._spoke else self._store
-        if store is not None:
+        if opened is not None:
+            store = opened.store
             # The store may be out of reach for the same reason: a stopped process can hold the
             # lock of a file.
             with contextlib.suppress(DistError, OSError, TimeoutError):
@@ -242,6 +273,22 @@ class AbsenceWatch:
                     self.absent = await self._not_there(store)
                     await store.compare_set(_VERDICT, b"", encode_error(self.loss_of(silent[0])))
         return self.loss_of(silent[0])
+
+    def _judge_holder(self, opened: BeatStore, now: float) -> PeerLostError | None:
+        """Return the loss of the rank that keeps this one from reading any beats.
+
+        Invariant: a rank counts as silent only if its beats could be read. A process that is stopped
+        while it holds a file's lock keeps all others from beating, too.
+        """
+        holding = set()
+        for holder in opened.lock_holders():
+            if holder.rank is not None and holder.rank != self._rank:
+                holding.add(holder.rank)
+                self._known[holder.rank] = [socket.gethostname(), holder.pid]
+        self._holding = holding if self._holding is None else self._holding & holding
+        if now - self._looked < self._patience or not self._holding:
+            return None
+        return self.loss_of(min(self._holding), holds_lock=True)
 
     async def _not_there(self, store: Store) -> list[int]:
         return [rank for rank in range(self._size) if not await store.check([_who(rank)])]
@@ -261,10 +308,10 @@ def over_tcp_served(host: str, secret: bytes, certificates: Certificates | None)
     """Return an opening that serves the beats at a free port of ``host``; the text is the port."""
 
     @contextlib.asynccontextmanager
-    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+    async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
         server = await TcpStoreServer.start(host, secret=secret, certificates=certificates)
         async with server:
-            yield server.store(), str(server.port)
+            yield BeatStore(server.store(), str(server.port))
 
     return opening
 
@@ -273,7 +320,7 @@ def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Ope
     """Return an opening that connects to ``host`` at the port in the text."""
 
     @contextlib.asynccontextmanager
-    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+    async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
         store = await TcpStore.connect(
             host,
             int(told),
@@ -283,7 +330,7 @@ def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Ope
             once=True,
         )
         async with store:
-            yield store, told
+            yield BeatStore(store, told)
 
     return opening
 
@@ -292,9 +339,9 @@ def in_file(path: Path, rank: int) -> Opening:
     """Return an opening of the part of the file that the text names."""
 
     @contextlib.asynccontextmanager
-    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+    async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
         async with await FileStore.open(path, rank, Deadline(seconds)) as store:
-            yield PrefixStore(f"watch/{told}", store), told
+            yield BeatStore(PrefixStore(f"watch/{told}", store), told, store.lock_holders)
 
     return opening
 

@@ -145,6 +145,19 @@ class FileStore(Store):
             lambda: self._log.append("renounce", self._me.token, key), exclusive=True
         )
 
+    def lock_holders(self) -> list[Participant]:
+        """Return the participants of this host that hold the file's lock now, if the system tells.
+
+        Raises DistStoreError as other operations do.
+        """
+        pids = self._log.lock_holders()
+        if pids:
+            self._log.refresh(exclusive=False)  # a process that holds the lock lets no other write
+        here = self._me.host
+        return [
+            each for each in self._log.present.values() if each.host == here and each.pid in pids
+        ]
+
     async def close(self) -> None:
         """Record that this handle has left; the last one removes the file. Idempotent.
 

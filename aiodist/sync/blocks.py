@@ -248,7 +248,7 @@ def scatter(
 def reduce_scatter(
     output: Tensor,
     input_list: list[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     *,
@@ -287,7 +287,7 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     *,

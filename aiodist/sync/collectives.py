@@ -97,7 +97,7 @@ def broadcast_new(
 
 def all_reduce(
     tensor: Tensor,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     *,
@@ -131,7 +131,7 @@ def all_reduce(
 
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     *,
@@ -168,7 +168,7 @@ def all_reduce_coalesced(
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     group_dst: int | None = None,

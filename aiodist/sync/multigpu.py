@@ -49,7 +49,7 @@ def broadcast_multigpu(
 
 def all_reduce_multigpu(
     tensor_list: list[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     *,
@@ -84,7 +84,7 @@ def all_reduce_multigpu(
 def reduce_multigpu(
     tensor_list: list[Tensor],
     dst: int,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     group: Group | None = None,
     async_op: bool = False,
     dst_tensor: int = 0,

@@ -43,7 +43,7 @@ class Reducer(ABC):
         self,
         parameters: Iterable[torch.Tensor],
         *,
-        op: ReduceOp = ReduceOp.AVG,
+        op: ReduceOp | str = ReduceOp.AVG,
         compression: Compression = Compression.none,
         bucket_bytes: int = BUCKET_BYTES,
         group: Group | None = None,

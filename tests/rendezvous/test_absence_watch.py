@@ -19,6 +19,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
 from aiodist.rendezvous.absence_watch import (
     AbsenceWatch,
+    BeatStore,
     Opening,
     in_file,
     over_tcp,
@@ -30,17 +31,26 @@ from tests.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
 TIMEOUT = 2.0
+LEAVING = 3.0
+"""Seconds in which a rank leaves a file store whose lock it cannot get, with both of its handles."""
 KNOWN = 2 * TIMEOUT
 """Seconds in which all ranks know, also on a busy machine; the fault matrix insists on the promise."""
 
 PROGRAM = """
-import asyncio, os, signal, sys, time
+import asyncio, contextlib, os, signal, sys, threading, time
 import aiodist as dist
 from aiodist.rendezvous import meeting
+from aiodist.store.filelog import FileLog
 from tests.rendezvous.forks import fork_ranks
 
 url, size, victim, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 ranks = [int(rank) for rank in sys.argv[5:]]
+gate, locked = threading.Lock(), FileLog.locked
+
+@contextlib.contextmanager
+def gated(log, *, exclusive):
+    with gate, locked(log, exclusive=exclusive) as held:
+        yield held
 
 def strike_in_there(say):
     arrive = meeting.exchange
@@ -53,11 +63,18 @@ def strike_in_there(say):
             while time.monotonic() < begin + 2.5 * float(os.environ["AIODIST_LIVENESS_TIMEOUT"]):
                 sum(range(1000))  # its loop has no turn meanwhile
         else:
-            say(struck=time.monotonic())
-            os.kill(os.getpid(), signal.SIGSTOP)
+            log = FileLog(url.removeprefix("file://"))
+            with gate, contextlib.ExitStack() as stack:  # none of its threads holds the lock
+                if how == "locked":
+                    log.open()
+                    stack.callback(log.close)
+                    while not stack.enter_context(locked(log, exclusive=True)):
+                        time.sleep(0.001)  # another rank has it
+                say(struck=time.monotonic())
+                os.kill(os.getpid(), signal.SIGSTOP)
         return await arrive(store, rank, size, value, deadline, name=name)
 
-    meeting.exchange = struck
+    meeting.exchange, FileLog.locked = struck, gated
 
 async def train(rank):
     await dist.init_process_group(init_method=url, rank=rank, world_size=size, timeout=90)
@@ -74,7 +91,7 @@ def live(rank, say):
 
 def hear(told):
     ended = [rank for rank in ranks if rank != victim and "descriptors" in told[rank]]
-    if how == "stopped" and len(ended) == len(ranks) - 1:
+    if how != "busy" and len(ended) == len(ranks) - 1:
         os.kill(told[victim]["pid"], signal.SIGCONT)
 
 fork_ranks(ranks, live, hear)
@@ -124,6 +141,22 @@ def test_a_rank_that_is_stopped_while_ranks_meet_is_lost_to_all_and_learns_it_la
         else:
             assert "fell silent inside init_process_group" in text
             assert said["ended"] - struck["struck"] < scaled(KNOWN)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_is_stopped_with_the_lock_of_the_file_is_lost_to_all(
+    victim: int, tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    told = run(address("file", 0, tmp_path), 4, victim, "locked", range(3))
+    for said in told:
+        assert said.get("error") == "PeerLostError", said
+        assert said["descriptors"] == 0, said
+        if said["rank"] != victim:
+            assert said["fields"]["rank"] == victim, said
+            assert f"rank {victim} (process {told[victim]['pid']} on " in said["text"]
+            assert "where it holds the lock of the store's file" in said["text"]
+            assert said["ended"] - told[victim]["struck"] < scaled(KNOWN + LEAVING)
 
 
 @pytest.mark.timeout(120)
@@ -211,7 +244,7 @@ async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
     watch = AbsenceWatch(
         over_tcp_served("127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True
     )
-    watch._store = store
+    watch._store = BeatStore(store, "")
     assert "who else had arrived is not known" in str(watch.loss_of(2))
     watch._deadlines.watch(2, time.monotonic() - 100)
     error = await watch._judge()

@@ -31,11 +31,12 @@ async def methods(group: aiodist.ProcessGroup) -> None:
     await group.all_reduce(x, aiodist.ReduceOp.SUM, timeout=1.0)
     assert_type(await group.recv(x, 0, 4), int)
     await group.broadcast(x, group_src=0)
+    await group.all_reduce(x, "sum")
 
 
 def wrong_arguments_of_blocking_functions() -> None:
     """Each line has one error."""
-    dist.all_reduce(x, "sum")  # type: ignore[arg-type]
+    dist.all_reduce(x, 3)  # type: ignore[arg-type]
     dist.broadcast(x, source=0)  # type: ignore[call-arg]
     dist.reduce(x, 0, async_op="no")  # type: ignore[arg-type]
     dist.send(x, dst="1")  # type: ignore[arg-type]
@@ -45,7 +46,7 @@ def wrong_arguments_of_blocking_functions() -> None:
 
 def wrong_arguments_of_methods(group: aiodist.ProcessGroup) -> None:
     """Each line has one error."""
-    group.all_reduce(x, "sum")  # type: ignore[arg-type]
+    group.all_reduce(x, 3)  # type: ignore[arg-type]
     group.broadcast(x, 0, group=None)  # type: ignore[call-arg]
     group.send_object(1, tag="4")  # type: ignore[arg-type]
     group.isend(x, async_op=True)  # type: ignore[call-arg]
