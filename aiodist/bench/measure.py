@@ -94,7 +94,7 @@ def measure(
             numbers = range(number * calls, (number + 1) * calls)
             for peer in able if number % 2 == 0 else reversed(able):
                 found = peer.turn(call, numbers)
-                samples.intervals[peer.name] += found[1:] if calls > 1 else found
+                samples.intervals[peer.name] += found[call.repeats :] if calls > 1 else found
     finally:
         gc.enable()
     return samples

@@ -9,9 +9,9 @@ from typing import Any
 from aiodist.bench.cases import KIB, MIB, Case
 from aiodist.bench.measure import Effort
 
-LATE, TRAINING, BATCH, WAIT = "late", "training", "batch", "wait"
+LATE, TRAINING, BATCH, TIGHT, WAIT = "late", "training", "batch", "tight", "wait"
 
-KINDS = (LATE, TRAINING, WAIT, BATCH)
+KINDS = (LATE, TRAINING, WAIT, BATCH, TIGHT)
 TIMED = (LATE, TRAINING)
 """Kinds whose result is the time from the last rank in to the last rank out."""
 
@@ -19,6 +19,11 @@ _TURN_SECONDS = 0.04
 _MOST_CALLS = 20
 _FEWEST_CALLS = 4
 _FEWEST_REPEATS = 4
+_TIGHT_REPEATS = 110
+"""A sum of two ranks doubles in each of them, and float32 ends at the 128th power of two."""
+WARM_CALLS = 10
+"""Calls of a row that warm up: a row comes after another library's, and the patterns above have such
+calls."""
 _BATCH_BYTES = 16 << 20
 """About so many bytes go through the calls of a batch."""
 
@@ -29,7 +34,9 @@ class Pattern:
 
     ``late``: one rank computes for ``seconds`` while the others call. ``training``: every rank
     computes for ``seconds`` before each call. ``batch``: ``repeats`` calls in a row, with no barrier
-    between them. ``wait``: as ``late``; the processor's time of a waiting rank is the result.
+    between them, of which the mean counts. ``tight``: as ``batch``, and each call behind the first
+    `WARM_CALLS` counts by itself. ``wait``: as ``late``; the processor's time of a waiting rank is
+    the result.
     """
 
     kind: str
@@ -88,6 +95,8 @@ class PatternSuite:
                 repeats = 1
                 if block.kind == BATCH:
                     repeats = min(self.repeats, max(_FEWEST_REPEATS, _BATCH_BYTES // nbytes))
+                elif block.kind == TIGHT:
+                    repeats = _TIGHT_REPEATS
                 for seconds in self.seconds.get(block.kind, (0.0,)):
                     pattern = Pattern(block.kind, seconds, repeats)
                     yield PatternCase(Case(block.operation, block.ranks, nbytes), pattern)
@@ -111,6 +120,7 @@ QUICK = PatternSuite(
         Block(LATE, (4, 64 * KIB, MIB)),
         Block(TRAINING, (4, MIB)),
         Block(WAIT, (4,)),
+        Block(TIGHT, (4,)),
         Block(BATCH, (4, MIB)),
         *(Block(BATCH, (4 * MIB, 16 * MIB), name) for name in ("send_recv", "broadcast")),
         *(Block(BATCH, (64, 4 * MIB), name, 4) for name in _OF_FOUR),
@@ -127,6 +137,7 @@ STANDARD = PatternSuite(
         Block(LATE, (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB)),
         Block(TRAINING, (4, 64 * KIB, MIB, 16 * MIB)),
         Block(WAIT, (4,)),
+        Block(TIGHT, (4,)),
         Block(BATCH, (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB)),
         *(Block(BATCH, _MIDDLE, name) for name in ("send_recv", "broadcast")),
         *(Block(BATCH, (64, 16 * KIB, MIB, 4 * MIB, 16 * MIB), name, 4) for name in _OF_FOUR),

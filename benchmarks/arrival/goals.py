@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aiodist.bench.cases import KIB, MIB
-from benchmarks.arrival.cases import BATCH, LATE, TRAINING, WAIT, PatternCase
+from benchmarks.arrival.cases import BATCH, LATE, TIGHT, TRAINING, WAIT, PatternCase
 from benchmarks.arrival.results import Figures, PatternReport
 from benchmarks.arrival.wakeup import WakeUp
 
 APIS = ("async", "blocking")
-GLOO, FLOOR = "gloo", "floor"
+GLOO, FLOOR, OPEN_MPI = "gloo", "floor", "openmpi"
+OWN_MEDIAN = "its own median"
 
 
 @dataclass(frozen=True)
 class PatternTarget:
-    """The worst ratio of medians over sizes and APIs: at most ``limit``.
+    """The worst ratio over sizes and APIs: at most ``limit``.
 
-    ``against`` is a peer; without one, the figure itself counts: a share of a core in percent.
+    ``against`` is a peer, whose median counts, or `OWN_MEDIAN`. Without one, the figure itself
+    counts: a share of a core in percent.
     """
 
     words: str
@@ -32,6 +34,10 @@ class PatternTarget:
     operations: tuple[str, ...] = ("all_reduce",)
     """Empty: all of the run."""
     ranks: int = 2
+    figure: str = "median"
+    """Which of the `Figures` is compared."""
+    enough: float = 0.0
+    """Microseconds at which it is met whatever the ratio."""
 
     def is_of(self, case: PatternCase) -> bool:
         """Whether ``case`` counts."""
@@ -53,6 +59,11 @@ TARGETS = (
     PatternTarget(
         "first call after 20 ms of computation, 4 B", TRAINING, WakeUp.name, 1.5, 20e-3, (4, 4)
     ),
+    PatternTarget(
+        "tight loop of 4 B, or at most 6 us", TIGHT, OPEN_MPI, 3.0, sizes=(4, 4), enough=6.0
+    ),
+    PatternTarget("tight loop of 4 B, p99", TIGHT, OWN_MEDIAN, 3.0, sizes=(4, 4), figure="p99"),
+    PatternTarget("tight loop of 4 B, mean", TIGHT, OWN_MEDIAN, 1.2, sizes=(4, 4), figure="mean"),
     PatternTarget("a rank that waits, percent of a core", WAIT, "", 1.0),
     PatternTarget(
         "ping-pong and broadcast in a row, 2 to 32 MiB",
@@ -72,14 +83,16 @@ class Standing:
 
     target: PatternTarget
     worst: float
+    time: float
+    """Microseconds, of which ``worst`` is the ratio."""
     case: PatternCase
     peer: str
     floor: float | None
 
     @property
     def is_met(self) -> bool:
-        """Whether the ratio is within the limit."""
-        return self.worst <= self.target.limit
+        """Whether the ratio is within the limit, or the time short enough."""
+        return self.worst <= self.target.limit or self.time <= self.target.enough
 
     @property
     def is_beyond_reach(self) -> bool:
@@ -98,11 +111,13 @@ def standings(report: PatternReport) -> Iterator[Standing]:
     """Yield how the run stands to each goal that it has figures for."""
     for target in TARGETS:
         found = [
-            Standing(target, ratio, case, peer, _ratio(row.get(FLOOR), row, target))
+            Standing(target, ratio, time, case, peer, _ratio(row.get(FLOOR), row, target))
             for case, row in report.rows(target.kind)
             if target.is_of(case)
             for peer in APIS
-            if (ratio := _ratio(row.get(peer), row, target)) is not None
+            if (figures := row.get(peer)) is not None
+            and (time := getattr(figures, target.figure))
+            and (ratio := _ratio(figures, row, target)) is not None
         ]
         # A miss that no library shares counts before a worse one that it does.
         own = [each for each in found if not each.is_met and not each.is_beyond_reach]
@@ -111,7 +126,10 @@ def standings(report: PatternReport) -> Iterator[Standing]:
 
 
 def _ratio(figures: Figures | None, row: dict[str, Figures], target: PatternTarget) -> float | None:
-    if figures is None or not target.against:
-        return None if figures is None else figures.median
-    against = row.get(target.against)
-    return None if against is None else figures.median / against.median
+    if figures is None:
+        return None
+    measured: float = getattr(figures, target.figure)
+    if not target.against:
+        return measured
+    against = figures if target.against == OWN_MEDIAN else row.get(target.against)
+    return None if against is None else measured / against.median

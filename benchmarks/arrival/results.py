@@ -13,7 +13,7 @@ import numpy as np
 from aiodist.bench.measure import Samples
 from aiodist.bench.peers.measured_peer import Interval
 from aiodist.bench.times import combine
-from benchmarks.arrival.cases import BATCH, WAIT, PatternCase
+from benchmarks.arrival.cases import BATCH, TIGHT, WAIT, WARM_CALLS, PatternCase
 from benchmarks.report_file import read_report, write_report
 
 FORMAT = 1
@@ -67,12 +67,21 @@ def results_of(case: PatternCase, by_rank: Sequence[Samples]) -> Iterator[Patter
 def _values(case: PatternCase, by_rank: Sequence[Sequence[Interval]]) -> list[float]:
     """Return one figure for each call.
 
-    It is the time from the last rank in to the last rank out. For a batch it is the time of one of
-    the calls, by `combine`, and for the pattern ``wait`` a waiting rank's share of a core.
+    It is the time from the last rank in to the last rank out. For a batch it is the mean of its calls,
+    for calls in a tight loop the time of each that does not warm up, both by `combine`; for the pattern
+    ``wait`` a waiting rank's share of a core.
     """
     pattern, calls = case.pattern, list(zip(*by_rank, strict=True))
+    repeats = pattern.repeats
     if pattern.kind == BATCH:
-        return [time / pattern.repeats for time in combine(case.case, by_rank)]
+        batches = [
+            [(each[at][0], each[at + repeats - 1][1]) for at in range(0, len(each), repeats)]
+            for each in by_rank
+        ]
+        return [time / repeats for time in combine(case.case, batches)]
+    if pattern.kind == TIGHT:
+        times = combine(case.case, by_rank)
+        return [time for number, time in enumerate(times) if number % repeats >= WARM_CALLS]
     if pattern.kind == WAIT:  # the late rank's time begins after it has computed
         return [max(end - start for start, end in call) / 1e7 / pattern.seconds for call in calls]
     return [(max(end for _, end in call) - max(start for start, _ in call)) / 1e3 for call in calls]

@@ -11,7 +11,18 @@ from aiodist.bench.cases import Case
 from aiodist.bench.measure import Samples
 from aiodist.bench.pattern import WrongResultError, in_usual_pages
 from benchmarks.arrival.calls import PatternCall
-from benchmarks.arrival.cases import BATCH, KINDS, LATE, QUICK, WAIT, Block, Pattern, PatternCase
+from benchmarks.arrival.cases import (
+    BATCH,
+    KINDS,
+    LATE,
+    QUICK,
+    TIGHT,
+    WAIT,
+    WARM_CALLS,
+    Block,
+    Pattern,
+    PatternCase,
+)
 from benchmarks.arrival.goals import standings
 from benchmarks.arrival.page import render
 from benchmarks.arrival.results import PatternReport, load, results_of, save
@@ -41,9 +52,17 @@ def test_the_time_of_a_late_rank_is_from_the_last_in_to_the_last_out() -> None:
 
 
 def test_the_time_of_a_batch_is_the_slowest_ranks_for_one_call() -> None:
-    case = replace(LATE_RANK, pattern=Pattern(BATCH, repeats=10))
+    case = replace(LATE_RANK, pattern=Pattern(BATCH, repeats=2))
 
-    assert result_of(case, [(0, 100_000)], [(0, 200_000)]) == 20.0
+    assert result_of(case, [(0, 10_000), (10_000, 40_000)], [(0, 30_000), (30_000, 35_000)]) == 20.0
+
+
+def test_a_tight_loop_counts_each_call_that_does_not_warm_up() -> None:
+    case = replace(LATE_RANK, pattern=Pattern(TIGHT, repeats=WARM_CALLS + 2))
+    row = [*[(0, 900_000)] * WARM_CALLS, (900_000, 905_000), (905_000, 912_000)]
+    (found,) = results_of(case, [Samples({"gloo": row * 2})] * 2)
+
+    assert (found.figures.calls, found.figures.median, found.figures.mean) == (4, 6.0, 6.0)
 
 
 def test_the_share_of_a_core_is_that_of_the_rank_that_waited() -> None:
@@ -97,6 +116,22 @@ def test_a_goal_is_met_by_the_worst_figure_or_missed_or_out_of_reach() -> None:
     assert verdicts(200_000, 50_000) == ["met", "met"]
     assert verdicts(210_000, 50_000) == ["missed", "met"]
     assert verdicts(240_000, 210_000) == ["missed; out of reach here", "missed"]
+
+
+def test_the_goals_of_a_tight_loop_have_a_time_that_is_short_enough_and_tails() -> None:
+    case = replace(LATE_RANK, pattern=Pattern(TIGHT, repeats=WARM_CALLS + 99))
+    warm = [(0, 900_000)] * WARM_CALLS
+
+    def verdicts(*calls: int) -> list[str]:
+        row = [*warm, *((0, call) for call in calls)]
+        samples = Samples({"gloo": row, "async": row, "openmpi": [*warm, *[(0, 1_000)] * 99]})
+        report = PatternReport(MACHINE, {}, ("gloo",), tuple(results_of(case, [samples, samples])))
+        return [each.verdict for each in standings(report)]
+
+    assert verdicts(*[6_000] * 99) == ["met", "met", "met"]
+    assert verdicts(*[6_001] * 99) == ["missed", "met", "met"]
+    assert verdicts(*[5_000] * 95, *[16_000] * 4) == ["met", "missed", "met"]
+    assert verdicts(*[5_000] * 98, 200_000) == ["met", "met", "missed"]
 
 
 @pytest.mark.slow

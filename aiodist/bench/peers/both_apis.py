@@ -7,6 +7,7 @@ import contextvars
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,18 +68,18 @@ class AsyncApi(Peer):
 
     async def _turn(self, call: Call, numbers: range) -> list[Interval]:
         operation, repeats = self._bind(call), range(call.repeats)
-        intervals = []
+        intervals: list[Interval] = []
         for number in numbers:
             call.write(number)
             await self._dist.barrier()
             call.arrive(number)
-            start = clock()
+            stamps = [clock()]
             for _ in repeats:
                 await operation()
-            end = clock()
+                stamps.append(clock())
             await self._dist.barrier()
             call.check(number, self.name)
-            intervals.append((start, end))
+            intervals += pairwise(stamps)
         await self._dist.barrier()
         # The loop stops after this; what it has put off to its next round goes out before.
         for _ in range(3):

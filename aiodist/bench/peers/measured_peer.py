@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from aiodist.bench.measured_operations import Call
@@ -42,6 +43,7 @@ class Peer(ABC):
     def turn(self, call: Call, numbers: range) -> list[Interval]:
         """For each number: rewrite the buffers, meet, call and take the time, meet, check the result.
 
+        Returns the interval of each call; ``call.repeats`` of them for each number.
         No rank checks while another's time runs: where ranks outnumber cores it would take one away.
         At the end all ranks meet once more. When it returns on this rank, no rank needs this one any
         more to end the turn: the next turn may block the thread, and this peer's event loop with
@@ -66,18 +68,18 @@ class BlockingPeer(Peer):
 
     def turn(self, call: Call, numbers: range) -> list[Interval]:
         operation, repeats = self.bind(call), range(call.repeats)
-        intervals = []
+        intervals: list[Interval] = []
         for number in numbers:
             self.write(call, number)
             self.barrier()
             call.arrive(number)
-            start = clock()
+            stamps = [clock()]
             for _ in repeats:
                 operation()
-            end = clock()
+                stamps.append(clock())
             self.barrier()
             self.check_result(call, number)
-            intervals.append((start, end))
+            intervals += pairwise(stamps)
         self.barrier()
         return intervals
 
