@@ -14,6 +14,9 @@ from benchmarks.results import Report, Result
 from benchmarks.stats import Summary
 from benchmarks.steps.results import StepResult, step_rows
 
+OTHERS = "p10 to p90, mean, p99"
+"""The figures beside a median."""
+
 NOTHING = "–"  # noqa: RUF001  # an en dash: no figure here
 
 
@@ -29,18 +32,21 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def spread_text(result: Result | None) -> tuple[str, str]:
-    """(median, 10th to 90th percentile)."""
+    """As `summary_text`; an en dash and an empty text where there is no figure."""
     if result is None or result.summary is None:
         return NOTHING, ""
     return summary_text(result.summary)
 
 
 def summary_text(summary: Summary) -> tuple[str, str]:
-    """(median, 10th to 90th percentile)."""
+    """(median, the other figures)."""
     low, high = time_text(summary.p10), time_text(summary.p90)
     if low.split()[1] == high.split()[1]:
         low = low.split()[0]
-    return time_text(summary.median), f"{low} to {high}"
+    spread = f"{low} to {high}"
+    if summary.mean is not None and summary.p99 is not None:
+        spread += f", mean {time_text(summary.mean)}, p99 {time_text(summary.p99)}"
+    return time_text(summary.median), spread
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -59,7 +65,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def _table(report: Report, ranks: int, operation: str) -> Table:
     table = Table(
-        title=f"{operation}, {ranks} ranks (median, p10 to p90, ratio to {label(report.peers[0])})"
+        title=f"{operation}, {ranks} ranks (median, ratio to {label(report.peers[0])}; {OTHERS})"
     )
     table.add_column("bytes", justify="right", no_wrap=True)
     peers = report.shown(ranks, operation)
@@ -81,10 +87,10 @@ def _table(report: Report, ranks: int, operation: str) -> Table:
 
 
 def _steps(result: StepResult) -> Table:
-    table = Table(title=f"{result.case} (median, p10 to p90, ratio to gloo)")
+    table = Table(title=f"{result.case} (ratio to gloo)")
     table.add_column("")
     table.add_column("median", justify="right")
-    table.add_column("p10 to p90", justify="right")
+    table.add_column(OTHERS, justify="right")
     table.add_column("ratio", justify="right")
     for name, summary, ratio in step_rows(result):
         colour = "" if ratio is None else _colour(ratio)

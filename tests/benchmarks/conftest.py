@@ -35,6 +35,6 @@ def libuv() -> None:
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """matplotlib's font files; a folder with a figure that needed them."""
     folder = tmp_path_factory.mktemp("figures")
-    result = Result(Case("all_reduce", 2, 64), "gloo", Summary(1.0, 1.0, 1.0, 1))
+    result = Result(Case("all_reduce", 2, 64), "gloo", Summary(1.0, 1.0, 1.0, 1, 1.0, 1.0))
     draw(Report({}, {}, ("gloo",), (result,)), folder)
     return folder

@@ -28,7 +28,7 @@ def report(
 ) -> Report:
     """Of medians by (operation, ranks, bytes), then by peer."""
     results = tuple(
-        Result(Case(*case), peer, Summary(median, median, median, 9))
+        Result(Case(*case), peer, Summary(median, median, median, 9, median, median))
         for case, row in times.items()
         for peer, median in row.items()
     )

@@ -46,12 +46,12 @@ def report() -> Report:
         "pinned": False,
     }
     results = [
-        Result(LARGE, "async", Summary(500.0, 450.0, 1200.0, 9)),
-        Result(LARGE, "gloo", Summary(1000.0, 900.0, 1100.0, 9)),
-        Result(SMALL, "gloo", Summary(200.0, 150.0, 250.0, 9)),
-        Result(SMALL, "async", Summary(50.0, 45.5, 60.0, 9)),
+        Result(LARGE, "async", Summary(500.0, 450.0, 1200.0, 9, 1300.0, 600.0)),
+        Result(LARGE, "gloo", Summary(1000.0, 900.0, 1100.0, 9, 1150.0, 1001.0)),
+        Result(SMALL, "gloo", Summary(200.0, 150.0, 250.0, 9, 280.0, 201.0)),
+        Result(SMALL, "async", Summary(50.0, 45.5, 60.0, 9, 1000.0, 70.0)),
         Result(SMALL, "mpich", None, "not here"),
-        Result(BARRIER, "gloo", Summary(100.0, 90.0, 110.0, 9)),
+        Result(BARRIER, "gloo", Summary(100.0, 90.0, 110.0, 9, 120.0, 100.0)),
     ]
     return Report(machine, settings, PEERS, in_order(results, PEERS))
 
@@ -76,9 +76,10 @@ def test_a_file_of_another_format_is_refused(report: Report, tmp_path: Path) -> 
 def test_the_page_shows_times_ratios_and_what_is_missing(report: Report) -> None:
     page = render_tables(report)
 
-    small = "200 us<br><sub>150 to 250 us</sub> | 50.0 us (0.25)<br><sub>45.5 to 60.0 us</sub>"
-    assert f"| 4 B | {small} | {NOTHING} |" in page
-    assert "| 500 us (0.50)<br><sub>450 us to 1.20 ms</sub> |" in page
+    theirs = "200 us<br><sub>150 to 250 us, mean 201 us, p99 280 us</sub>"
+    ours = "50.0 us (0.25)<br><sub>45.5 to 60.0 us, mean 70.0 us, p99 1.00 ms</sub>"
+    assert f"| 4 B | {theirs} | {ours} | {NOTHING} |" in page
+    assert "| 500 us (0.50)<br><sub>450 us to 1.20 ms, mean 600 us, p99 1.30 ms</sub> |" in page
     assert f"| all_reduce | 0.25 to 0.50 | {NOTHING} |" in page
     assert "MPICH: not here." in page
     assert "![Time over bytes, 2 ranks](2-ranks.svg)" in page

@@ -35,13 +35,15 @@ def test_a_rank_may_not_leave_a_barrier_before_another_comes() -> None:
 
 
 def test_a_summary_has_median_and_percentiles() -> None:
-    times = [float(time) for time in range(101)]
+    times = [float(time) for time in range(100)] + [10_100.0]
 
-    assert summarize(times[::-1]) == Summary(median=50.0, p10=10.0, p90=90.0, repetitions=101)
+    assert summarize(times[::-1]) == Summary(
+        median=50.0, p10=10.0, p90=90.0, p99=99.0, mean=149.01, repetitions=101
+    )
 
 
 def test_one_time_is_its_own_summary() -> None:
-    assert summarize([2.5]) == Summary(2.5, 2.5, 2.5, 1)
+    assert summarize([2.5]) == Summary(2.5, 2.5, 2.5, 1, 2.5, 2.5)
 
 
 def test_no_time_has_no_summary() -> None:
