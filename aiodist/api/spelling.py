@@ -16,6 +16,7 @@ VARIABLES = tuple(
         "DUMP_DIR",
         "HOST_ID",
         "INIT_TIMEOUT",
+        "INSTEAD_OF",
         "LIVENESS_TIMEOUT",
         "MPI_CHECK",
         "RECORDER_SIZE",

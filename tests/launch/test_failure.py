@@ -7,6 +7,7 @@ import traceback
 import pytest
 
 from aiodist.errors import GroupRevokedError, PeerLostError
+from aiodist.groups.diagnostics import timed_out
 from aiodist.launch.failure import Failure, Tail, describe_status, exit_code, last_traceback
 
 PLAIN = """Traceback (most recent call last):
@@ -127,6 +128,15 @@ def test_an_error_because_of_another_rank_is_a_consequence(error: str, accused: 
     trace = failure(f"Traceback (most recent call last):\naiodist.errors.{error}")
     assert trace.is_consequence()
     assert trace.accused() == accused
+
+
+def test_the_text_of_a_timeout_says_which_rank_it_is_of() -> None:
+    facts = {"rank": 1, "group": "g", "sequence": 0, "tensor": ""}
+    error = timed_out("barrier()", 0.5, "rank 2 is in no operation", [2], facts)
+    trace = failure(
+        f"Traceback (most recent call last):\naiodist.errors.CollectiveTimeoutError: {error}"
+    )
+    assert trace.accused() == 1
 
 
 @pytest.mark.parametrize(
