@@ -7,9 +7,12 @@ import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 INTERFACE = "eth0"
 _NETWORK = "10.112.0"
+_NAMES = Path("/run/netns")
+"""Where the system keeps the names of namespaces."""
 _CONTROL = "net.ipv4.tcp_congestion_control"
 _BURST = "256kb"
 _QUEUE = "50ms"
@@ -35,8 +38,9 @@ def namespaces(
     names = [f"{stem}-{number}" for number in range(count)]
     with ExitStack() as made:
         for name in (switch, *names):
+            # Registered first: a signal may end this process when ip has added the name.
+            made.callback(_remove, name)
             _ip("netns", "add", name)
-            made.callback(_ip, "netns", "delete", name)
             _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
@@ -60,13 +64,31 @@ def inside(name: str, command: list[str]) -> list[str]:
     return ["ip", "netns", "exec", name, *command]
 
 
+def _remove(name: str) -> None:
+    """Remove a namespace if it was added, also when a signal interrupts the first attempt.
+
+    A second signal does not: `exit_on_sigterm` ignores it.
+    """
+    try:
+        _delete(name)
+    except BaseException:
+        _delete(name)
+        raise
+
+
+def _delete(name: str) -> None:
+    if (_NAMES / name).exists():
+        _ip("netns", "delete", name)
+
+
 def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
 def _run(*words: str) -> None:
     try:
-        subprocess.run(words, check=True, capture_output=True, text=True)
+        # In a session of its own: a signal to this process and its children leaves it to its work.
+        subprocess.run(words, check=True, capture_output=True, text=True, start_new_session=True)
     except FileNotFoundError:
         raise NoNamespacesError("there is no ip command here; it comes with iproute2") from None
     except subprocess.CalledProcessError as error:

@@ -69,10 +69,12 @@ class Ranks:
             tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by _kill
             for _ in range(ranks)
         ]
-        self._processes = [self._start(rank) for rank in range(ranks)]
+        self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Ranks:
         try:
+            for rank in range(self.ranks):  # one by one: an error or a signal ends those there are
+                self._processes.append(self._start(rank))
             self._wait([f"ready/{rank}" for rank in range(self.ranks)], "start")
         except BaseException:
             self._kill()
