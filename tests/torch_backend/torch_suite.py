@@ -54,15 +54,25 @@ def load(backend: str, ranks: int) -> types.ModuleType:
     shown = {**os.environ, "BACKEND": OpenGates("gloo")}
     with mock.patch("os.environ", shown), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from torch.testing._internal import common_distributed
         from torch.testing._internal.distributed import distributed_test as module
     module.BACKEND = AlsoGloo(backend)
+    for polling in (common_distributed, module):
+        polling.time = types.SimpleNamespace(time=time.time, sleep=_sleep)
     if ranks > 2:
         # Tests of groups ask for eight ranks, but of MPI's three do.
         os.environ["BACKEND"] = "mpi"
+    # Once, and not in each forked rank.
+    import torch._dynamo  # which every optimizer imports
+
     if backend == "aiodist":
-        # Once, and not in each forked rank.
         import aiodist.torch_backend  # noqa: F401
     return module
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep, but look ten times as often where PyTorch's tests look every 0.1 s whether ranks are there."""
+    time.sleep(0.01 if seconds == 0.1 else seconds)
 
 
 def case(module: types.ModuleType) -> type[unittest.TestCase]:
