@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
+from jupyter_client.manager import KernelManager
 
 PIDS = "import os\nprint('pid', os.getpid(), flush=True)"
 BLOCKING = "%%ranks\nimport time\nprint('waits', flush=True)\ntime.sleep(1000)"
@@ -33,10 +34,13 @@ await ranks.run(wait)"""
 class Notebook:
     """A kernel, and what its cells print."""
 
-    def __init__(self) -> None:
-        self.manager: KernelManager
-        self.client: BlockingKernelClient
-        self.manager, self.client = start_new_kernel(kernel_name="python3")
+    def __init__(self, folder: str) -> None:
+        # Sockets in a folder: kernels that start at the same moment may choose the same ports.
+        self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
+        self.manager.start_kernel()
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=90)
 
     def run(self, source: str, *, interrupt: bool = False) -> str:
         """Execute a cell; return its output, and the name of its error. Interrupt it when both
@@ -44,6 +48,7 @@ class Notebook:
         """
         request = self.client.execute(source, stop_on_error=False)
         text = error = ""
+        interrupted = False
         while True:
             message: Any = self.client.get_iopub_msg(timeout=90)
             kind, content = message["msg_type"], message["content"]
@@ -56,15 +61,18 @@ class Notebook:
                 continue
             elif kind == "stream":
                 text += content["text"]
-                if interrupt and text.count("waits") == 2:
+                if interrupt and not interrupted and text.count("waits") == 2:
+                    interrupted = True
                     self.manager.interrupt_kernel()
             elif content.get("execution_state") == "idle":
                 return text + error
 
     def pids(self, source: str) -> list[int]:
         """Execute a cell that prints the ranks' process ids; return them."""
-        words = self.run(source).split()
-        return sorted(int(pid) for word, pid in pairwise(words) if word == "pid")
+        printed = self.run(source)
+        pids = [int(pid) for word, pid in pairwise(printed.split()) if word == "pid"]
+        assert pids, f"no process ids in {printed!r}"
+        return sorted(pids)
 
 
 def living(pids: list[int], seconds: float = 20.0) -> list[int]:
@@ -78,7 +86,12 @@ def living(pids: list[int], seconds: float = 20.0) -> list[int]:
 
 
 def main() -> None:
-    notebook = Notebook()
+    with tempfile.TemporaryDirectory(prefix="aiodist-") as folder:
+        json.dump(facts_of(Notebook(folder)), sys.stdout)
+
+
+def facts_of(notebook: Notebook) -> dict[str, Any]:
+    """Interrupt cells and end the kernel; return what happened."""
     try:
         notebook.run("%load_ext aiodist.notebook")
         before = notebook.pids("%%ranks -n 2\n" + PIDS)
@@ -92,7 +105,7 @@ def main() -> None:
     finally:
         notebook.client.stop_channels()
         notebook.manager.shutdown_kernel(now=True)
-    facts = {
+    return {
         "before": before,
         "after": after,
         "others": others,
@@ -100,7 +113,6 @@ def main() -> None:
         "alive": alive,
         "left": left,
     }
-    json.dump(facts, sys.stdout)
 
 
 if __name__ == "__main__":

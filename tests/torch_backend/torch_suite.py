@@ -63,7 +63,7 @@ def load(backend: str, ranks: int) -> types.ModuleType:
         # Tests of groups ask for eight ranks, but of MPI's three do.
         os.environ["BACKEND"] = "mpi"
     # Once, and not in each forked rank.
-    import torch._dynamo  # which every optimizer imports
+    import torch._dynamo  # noqa: F401  # which every optimizer imports
 
     if backend == "aiodist":
         import aiodist.torch_backend  # noqa: F401
