@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import os
 import signal
 import sys
@@ -68,7 +67,9 @@ def _carry_out(command: str, rest: Sequence[str]) -> int:
 
 
 def _version() -> str:
+    from importlib import metadata  # not above: no other command needs it, and it imports email
+
     try:
-        return importlib.metadata.version("aiodist")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("aiodist")
+    except metadata.PackageNotFoundError:
         return "(not installed)"
