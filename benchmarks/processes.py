@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[1]
 _KINDS = MappingProxyType({Case: "case", StepCase: "step", PatternCase: "pattern"})
 """How an order to the ranks names what is to be measured."""
 
-_LOOK_SECONDS = 0.1
+PYTHON = (sys.executable,)
+"""The command that runs Python in a rank."""
+
+LOOK_SECONDS = 0.1
 """How often to look for answers; seldom, since the cores are being measured."""
 
 
@@ -106,7 +109,7 @@ class Ranks:
         return [decode(self._store.get(key)) for key in keys]
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
-        program = [sys.executable, "-m", "benchmarks", "rank", str(rank), str(self.ranks)]
+        program = [*PYTHON, "-m", "benchmarks", "rank", str(rank), str(self.ranks)]
         program += [self._meeting, ",".join(self.peers)]
         program += ["--pin"] if self._pinned else []
         if self._hosts:
@@ -122,14 +125,14 @@ class Ranks:
         # Asking is cheap; waiting in the store would print a warning at each look.
         while not self._store.check(keys):
             if any(process.poll() is not None for process in self._processes):
-                time.sleep(_LOOK_SECONDS)  # others may fail of it, or have failed first
+                time.sleep(LOOK_SECONDS)  # others may fail of it, or have failed first
                 raise RankFailedError("\n".join([f"{what}: the run failed", *self._ended()]))
             if time.monotonic() > end:
                 missing = [key for key in keys if not self._store.check([key])]
                 raise RankFailedError(
                     f"{what}: no answer after {self._limit:.0f} s, still missing {missing}"
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def _ended(self) -> Iterator[str]:
         for rank, process in enumerate(self._processes):

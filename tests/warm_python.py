@@ -34,7 +34,7 @@ class WarmPython:
         self._folder = tempfile.TemporaryDirectory(prefix="aiodist-warm-")
         place = f"{self._folder.name}/socket"
         self.command = (sys.executable, "-I", "-S", str(CLIENT), place)
-        """Takes a script and its arguments."""
+        """Takes a script, or ``-m`` and a module, and its arguments."""
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.warm_python", place],
             cwd=REPOSITORY,
@@ -129,5 +129,10 @@ if __name__ == "__main__":
     gc.freeze()  # so that the end of a fork does not look at what it has from here
 
     sys.argv = serve(sys.argv[1]) or []
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from aiodist.bench.cases import Case
+from benchmarks import processes
 from benchmarks.peers.floor import DEPTH
 from benchmarks.peers.floor import PART as PART_IN_MEMORY
 from benchmarks.peers.floor_tcp import PART as PART_OVER_TCP
 from benchmarks.plots import draw
 from benchmarks.results import Report, Result
 from benchmarks.stats import Summary
+from tests.warm_python import WarmPython
 
 WRAPPED = 4 * (DEPTH * PART_IN_MEMORY * 6 + 48)
 """Bytes of a tensor whose halves and thirds go round a ring and leave a rest."""
@@ -29,6 +31,16 @@ def libuv() -> None:
 
     TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     uvloop.new_event_loop().close()
+
+
+@pytest.fixture
+def quick_ranks(libuv: None, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start ranks as forks, which import torch no more, and look often for what they answer.
+
+    `test_arrival` starts them as a user does.
+    """
+    monkeypatch.setattr(processes, "PYTHON", warm_python.command)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="session")

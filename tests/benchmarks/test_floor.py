@@ -33,7 +33,7 @@ def check(report: Report, suite: Suite, ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("libuv")
+@pytest.mark.usefixtures("quick_ranks")
 def test_every_operation_of_two_ranks_is_right() -> None:
     """Over memory and over TCP, in one run: starting ranks is what costs."""
     sizes = {2: (4, 24, LONG, WRAPPED)}

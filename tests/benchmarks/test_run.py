@@ -24,6 +24,7 @@ TINY = replace(QUICK, sizes={2: (64, 65536)}, budget=0.0, fewest=2, most=2, step
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_ranks")
 def test_a_run_measures_every_peer_in_every_case() -> None:
     report = run(TINY, LIBRARIES)
 

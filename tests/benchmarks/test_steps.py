@@ -40,7 +40,7 @@ CASE = StepCase(TINY, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("libuv")
+@pytest.mark.usefixtures("quick_ranks")
 def test_a_run_trains_over_both_backends_and_shows_it(tmp_path: Path) -> None:
     steps = Steps((TINY,), (2,), budget=0.0, fewest=2, most=2)
     report = run(replace(QUICK, operations=(), steps=steps))
