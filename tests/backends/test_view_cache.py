@@ -27,6 +27,7 @@ from aiodist.completion import Pending, completed
 from aiodist.groups.shm_collective import ShmCollective
 from tests.engine.conftest import ranks_of
 from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 
 def make_schedule(count: int = 3) -> Iterator[Step]:
@@ -303,8 +304,10 @@ ROUNDS = """
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [2, 3])
-def test_equal_calls_on_the_same_memory_with_other_numbers(tmp_path: Path, size: int) -> None:
-    with ranks_of(ROUNDS, 1, tmp_path, size) as (parent,):
+def test_equal_calls_on_the_same_memory_with_other_numbers(
+    tmp_path: Path, size: int, warm_python: WarmPython
+) -> None:
+    with ranks_of(ROUNDS, 1, tmp_path, size, python=warm_python.command) as (parent,):
         output = parent.communicate(timeout=scaled(60))[0]
     assert parent.returncode == 0
     assert output == "right\n" * size

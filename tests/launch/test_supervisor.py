@@ -196,7 +196,7 @@ def test_a_rank_that_blames_a_peer_does_not_hide_the_cause(sandbox, run_command)
 
 
 @pytest.mark.timeout(120)
-def test_a_rank_that_loses_a_peer_in_ddp_does_not_hide_the_cause(sandbox, run_command):
+def test_a_rank_that_loses_a_peer_in_ddp_does_not_hide_the_cause(sandbox, run_command, warm_python):
     """torch prefixes each line of a traceback, and DDP wraps the error of a future."""
     sandbox.limit *= 4
     script = sandbox.script(
@@ -217,7 +217,7 @@ def test_a_rank_that_loses_a_peer_in_ddp_does_not_hide_the_cause(sandbox, run_co
         "    raise ValueError('the cause')\n"
         "net(torch.ones(1, 2)).sum().backward()\n",
     )
-    code, _, err = sandbox.run(*run_command, "-n", "2", script)
+    code, _, err = sandbox.run(*run_command, "--no-python", "-n", "2", *warm_python.command, script)
     assert code == 1
     assert "callback: PeerLostError" in err
     assert "aiodist: rank 1 failed first: " in err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from aiodist.launch.ports import reserve_port
 from tests.examples.training.conftest import RECIPES, CompletedRun
+from tests.warm_python import WarmPython
 
 Recipes = Callable[..., list[CompletedRun]]
 
@@ -48,7 +48,7 @@ def test_recipes_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path)
 
 
 def test_spawn_starts_the_ranks_of_two_machines(
-    command: Callable[..., str], tmp_path: Path
+    command: Callable[..., str], tmp_path: Path, warm_python: WarmPython
 ) -> None:
     few = ("--multiprocessing-distributed", "--nprocs", "1", "--epochs", "1", "--limit", "256")
 
@@ -56,7 +56,8 @@ def test_spawn_starts_the_ranks_of_two_machines(
         meet = ("--world-size", "2", "--rank", str(rank), "--dist-url", f"tcp://127.0.0.1:{port}")
         script = str(RECIPES / "spawned.py")
         folder = ("--checkpoint-dir", str(tmp_path / str(rank)))
-        job = ("env", "AIODIST_SECRET=known to both", sys.executable, script)
+        # A fork starts the rank, which is a process that imports all anew.
+        job = ("env", "AIODIST_SECRET=known to both", *warm_python.command, script)
         return command(*job, *few, *meet, *folder)
 
     with reserve_port() as reserved, ThreadPoolExecutor(2) as machines:
@@ -68,7 +69,8 @@ def test_spawn_starts_the_ranks_of_two_machines(
     assert not (tmp_path / "1").exists()  # rank 0 alone writes
 
 
-def test_spawn_hands_on_the_exit_code(command: Callable[..., str]) -> None:
-    output = command(sys.executable, str(RECIPES / "spawned.py"), "--arch", "vgg", code=2)
+def test_spawn_hands_on_the_exit_code(command: Callable[..., str], warm_python: WarmPython) -> None:
+    script = str(RECIPES / "spawned.py")
+    output = command(*warm_python.command, script, "--arch", "vgg", code=2)
     assert output.count("error: --arch vgg is unknown") == 1
     assert "Traceback" not in output
