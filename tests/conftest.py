@@ -182,9 +182,10 @@ def _descriptors() -> frozenset[tuple[int, str]]:
     if not SELF_FD.is_dir():
         return frozenset()
     found: set[tuple[int, str]] = set()
-    for name in os.listdir(SELF_FD):
+    folder = str(SELF_FD)  # a Path for each descriptor took longer than all the rest
+    for name in os.listdir(folder):
         try:
-            target = os.readlink(SELF_FD / name)
+            target = os.readlink(f"{folder}/{name}")
         except FileNotFoundError:
             continue  # the listing's own descriptor
         # Devices (/dev/null, /dev/urandom) are opened once by libraries and kept.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -147,7 +148,8 @@ def load() -> tuple[Module, ...]:
     return tuple(modules)
 
 
-def imports(module: Module, known: frozenset[str]) -> Iterator[Import]:
+@cache
+def imports(module: Module, known: frozenset[str]) -> tuple[Import, ...]:
     """All imports of ``module``, those inside functions and by ``import_module("...")`` too.
 
     ``from package import name`` counts as ``package.name`` where that is a module in ``known``.
@@ -162,6 +164,7 @@ def imports(module: Module, known: frozenset[str]) -> Iterator[Import]:
         for inner in ast.walk(statement)
     }
     package = module.name.split(".") if module.is_package else module.name.split(".")[:-1]
+    found: list[Import] = []
     for node in ast.walk(tree):
         targets: list[str] = []
         if isinstance(node, ast.Import):
@@ -178,8 +181,9 @@ def imports(module: Module, known: frozenset[str]) -> Iterator[Import]:
                 argument = node.args[0]
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                     targets = [argument.value]
-        for target in targets:
-            yield Import(target, getattr(node, "lineno", 0), id(node) in guarded)
+        line = getattr(node, "lineno", 0)
+        found += [Import(target, line, id(node) in guarded) for target in targets]
+    return tuple(found)
 
 
 def area(name: str) -> str:

@@ -11,8 +11,8 @@ from tests.engine.conftest import ranks_of
 from tests.warm_python import WarmPython
 
 RANKS = 16
-SECONDS = 4.0
-"""The length of a measurement, after the waiting ranks have fallen asleep: three heartbeats."""
+SECONDS = 2.5
+"""The length of a measurement, after the waiting ranks have fallen asleep: two heartbeats."""
 
 WAKE_UPS = 8
 """A second, of a rank. Its own heartbeats and those of its four peers need up to five in 1.25 s;
