@@ -115,5 +115,5 @@ def _result(entry: dict[str, Any]) -> Result:
     case = Case(entry["operation"], entry["ranks"], entry["nbytes"])
     if "median" not in entry:
         return Result(case, entry["peer"], None, entry["unsupported"])
-    fields = {field.name: entry.get(field.name) for field in dataclasses.fields(Summary)}
+    fields = {field.name: entry[field.name] for field in dataclasses.fields(Summary)}
     return Result(case, entry["peer"], Summary(**fields))

@@ -16,9 +16,8 @@ class Summary:
     p10: float
     p90: float
     repetitions: int
-    p99: float | None = None
-    """None in results of a run that did not keep it; so is ``mean``."""
-    mean: float | None = None
+    p99: float
+    mean: float
 
 
 def summarize(times: Sequence[float]) -> Summary:

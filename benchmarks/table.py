@@ -43,10 +43,8 @@ def summary_text(summary: Summary) -> tuple[str, str]:
     low, high = time_text(summary.p10), time_text(summary.p90)
     if low.split()[1] == high.split()[1]:
         low = low.split()[0]
-    spread = f"{low} to {high}"
-    if summary.mean is not None and summary.p99 is not None:
-        spread += f", mean {time_text(summary.mean)}, p99 {time_text(summary.p99)}"
-    return time_text(summary.median), spread
+    others = f"mean {time_text(summary.mean)}, p99 {time_text(summary.p99)}"
+    return time_text(summary.median), f"{low} to {high}, {others}"
 
 
 def markdown_row(cells: Sequence[str]) -> str:
