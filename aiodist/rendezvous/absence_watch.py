@@ -101,8 +101,8 @@ class AbsenceWatch:
             self._whom = [(rank + step) % size for step in range(1, reach + 1)]
         self._told = ""
         self._store: BeatStore | None = None
-        self._looked = time.monotonic()  # the end of the last look at all watched ranks
-        self._holding: set[int] | None = None  # ranks that have held the lock at each check since
+        self._looked = time.monotonic()  # when the beats of all watched ranks were last read
+        self._holding: set[int] | None = None  # ranks that held the lock at each check since then
         self._over = False
         self._loop_thread = LoopThread("aiodist-watch", self._main)
         self._begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()

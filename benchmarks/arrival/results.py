@@ -68,8 +68,8 @@ def _values(case: PatternCase, by_rank: Sequence[Sequence[Interval]]) -> list[fl
     """Return one figure for each call.
 
     It is the time from the last rank in to the last rank out. For a batch it is the mean of its calls,
-    for calls in a tight loop the time of each that does not warm up, both by `combine`; for the pattern
-    ``wait`` a waiting rank's share of a core.
+    for a tight loop the time of each call that does not warm up, both by `combine`. For the pattern
+    ``wait`` it is a waiting rank's share of a core.
     """
     pattern, calls = case.pattern, list(zip(*by_rank, strict=True))
     repeats = pattern.repeats
