@@ -116,11 +116,11 @@ types: $(STAMP)
 imported: $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
-# Most tests wait for processes, so four at a time suit two cores; their limits then take double.
+# Most tests wait for processes, so three at a time suit two cores; their limits then take double.
 pytest: $(STAMP)
 	@echo "== tests: pytest"
 	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
-		$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+		$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(STAMP)
 	@echo "== the whole fault matrix: ten minutes or more"
