@@ -51,8 +51,15 @@ class Soak:
         self.operations = 0
 
     async def connect(self) -> None:
-        """Connect each rank to each other one, so that no connection comes later."""
+        """Connect each rank to each other one, so that no connection comes later.
+
+        A rank opens another one's doorbell when it first finds it asleep, which may take long.
+        """
         await dist.all_to_all([np.empty(1) for _ in range(self._size)], [np.ones(1)] * self._size)
+        memory = current_world().endpoint.memory
+        if memory is not None:
+            others = [rank for rank in range(self._size) if rank != self._rank]
+            assert all(memory.ring(rank, 0, thread=False) for rank in others)
 
     async def step(self) -> None:
         way = self._random.choice(
