@@ -123,7 +123,7 @@ class ForkServer:
 
 
 def failures(answers: list[Answer], may_die: tuple[int, ...] = ()) -> str:
-    """Return the tracebacks of the ranks that failed, "" if there are none."""
+    """Return the tracebacks of the ranks that failed; empty if all succeeded."""
     return "\n\n".join(
         f"rank {rank}:\n{answer.error}"
         for rank, answer in enumerate(answers)

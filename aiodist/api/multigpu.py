@@ -89,7 +89,7 @@ def all_reduce_multigpu(
     Args:
         tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
             All ranks pass equally many.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
 
@@ -125,7 +125,7 @@ def reduce_multigpu(
         tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
             All ranks pass equally many.
         dst: The target's global rank.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         dst_tensor: The place in the target's ``tensor_list`` of the tensor that becomes the
             result.

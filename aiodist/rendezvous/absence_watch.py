@@ -48,17 +48,13 @@ _VERDICT = "verdict"
 _ABSENT = "absent"
 
 
-def _none() -> Sequence[Participant]:
-    return ()
-
-
 class BeatStore(NamedTuple):
     """The store of the beats."""
 
     store: Store
     told: str
     """The text for the other ranks."""
-    lock_holders: Callable[[], Sequence[Participant]] = _none
+    lock_holders: Callable[[], Sequence[Participant]] = tuple
     """Returns the ranks of this host that keep others from reading the store. Raises DistStoreError."""
 
 
@@ -102,7 +98,7 @@ class AbsenceWatch:
         self._told = ""
         self._store: BeatStore | None = None
         self._looked = time.monotonic()  # when the beats of all watched ranks were last read
-        self._holding: set[int] | None = None  # ranks that held the lock at each check since then
+        self._holding: dict[int, int] = {}  # at how many checks in a row a rank has held the lock
         self._over = False
         self._loop_thread = LoopThread("aiodist-watch", self._main)
         self._begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -198,7 +194,7 @@ class AbsenceWatch:
                 await store.add(_beat(self._rank), 1)
                 for rank in self._whom:
                     await self._look(store, rank)
-                self._looked, self._holding = time.monotonic(), None
+                self._looked, self._holding = time.monotonic(), {}
                 verdict = await _peek(store, _VERDICT)
                 if verdict is not None:
                     error = decode_error(verdict, -1)
@@ -259,7 +255,7 @@ class AbsenceWatch:
         now = time.monotonic()
         if opened is not None and now - self._looked > self._patience / 2:
             with contextlib.suppress(DistError, OSError):
-                return self._judge_holder(opened, now)
+                return self._judge_holder(opened)
             return None
         silent = self._deadlines.silent(now)
         if not silent:
@@ -274,21 +270,23 @@ class AbsenceWatch:
                     await store.compare_set(_VERDICT, b"", encode_error(self.loss_of(silent[0])))
         return self.loss_of(silent[0])
 
-    def _judge_holder(self, opened: BeatStore, now: float) -> PeerLostError | None:
+    def _judge_holder(self, opened: BeatStore) -> PeerLostError | None:
         """Return the loss of the rank that keeps this one from reading any beats.
 
         Invariant: a rank counts as silent only if its beats could be read. A process that is stopped
-        while it holds a file's lock keeps all others from beating, too.
+        while it holds a file's lock keeps all others from beating, too. A rank that is at work holds
+        the lock for a moment, so it must hold it at several checks. Checks are counted, not seconds:
+        this process may have been stopped itself.
         """
-        holding = set()
+        held, self._holding = self._holding, {}
         for holder in opened.lock_holders():
             if holder.rank is not None and holder.rank != self._rank:
-                holding.add(holder.rank)
+                self._holding[holder.rank] = held.get(holder.rank, 0) + 1
                 self._known[holder.rank] = [socket.gethostname(), holder.pid]
-        self._holding = holding if self._holding is None else self._holding & holding
-        if now - self._looked < self._patience or not self._holding:
-            return None
-        return self.loss_of(min(self._holding), holds_lock=True)
+        for rank, checks in self._holding.items():
+            if checks >= BEATS // 2:
+                return self.loss_of(rank, holds_lock=True)
+        return None
 
     async def _not_there(self, store: Store) -> list[int]:
         return [rank for rank in range(self._size) if not await store.check([_who(rank)])]

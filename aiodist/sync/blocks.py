@@ -263,7 +263,7 @@ def reduce_scatter(
         output: This rank's result, with as many elements as its entry of ``input_list``.
         input_list: One tensor for each rank, all of one dtype. Entry r has one number of elements
             on all ranks.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -301,7 +301,7 @@ def reduce_scatter_tensor(
     Args:
         output: This rank's result. Same dtype and number of elements on all ranks.
         input: Group size times the elements of ``output``, of the same dtype.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.

@@ -110,7 +110,7 @@ def all_reduce(
     Args:
         tensor: Operand and result. Same dtype and number of elements on all ranks. Shapes may
             differ: elements are matched in C order.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -144,7 +144,7 @@ def all_reduce_coalesced(
     Args:
         tensors: Operands and results, at least one, of one dtype. Their numbers of elements are
             the same on all ranks, one by one.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -184,7 +184,7 @@ def reduce(
         tensor: The operand, and on the target the result. The others keep theirs. Same dtype and
             number of elements on all ranks.
         dst: The target's global rank. Pass it or ``group_dst``.
-        op: How elements are reduced, a `ReduceOp`.
+        op: How elements are reduced, a `ReduceOp` or its name, such as "sum".
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
         group_dst: The target's rank in the group, in place of ``dst``.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
 from aiodist.rendezvous.absence_watch import (
+    BEATS,
     AbsenceWatch,
     BeatStore,
     Opening,
@@ -26,6 +28,7 @@ from aiodist.rendezvous.absence_watch import (
     over_tcp_served,
 )
 from aiodist.store import MemoryStore
+from aiodist.store.participants import Participant
 from tests.limits import thread_ends, until
 from tests.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
@@ -251,6 +254,28 @@ async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
     assert error is not None
     assert (error.rank, error.noticed_by) == (2, 0)
     await watch.end()
+
+
+async def test_a_rank_that_cannot_read_names_only_what_holds_the_lock_at_each_check(
+    tmp_path: Path,
+) -> None:
+    holders: list[Participant] = []
+    watch = AbsenceWatch(in_file(tmp_path / "meeting", 0), 0, 3, 5.0, lambda _: None, star=False)
+    watch._store = BeatStore(MemoryStore(), "", lambda: holders)
+    watch._deadlines.watch(2, time.monotonic() - 100)
+    watch._looked -= 100
+
+    checks = [[], *[[held_by(1)], [held_by(2)]] * BEATS, *[[held_by(0)]] * BEATS]
+    for holders[:] in checks:
+        assert await watch._judge() is None
+    holders[:] = [held_by(1), held_by(0)]
+    errors = [await watch._judge() for _ in range(BEATS // 2)]
+    assert [error and error.rank for error in errors] == [None] * (BEATS // 2 - 1) + [1]
+    await watch.end()
+
+
+def held_by(rank: int) -> Participant:
+    return replace(Participant.me(rank), pid=1000 + rank)
 
 
 async def test_missing_ranks_are_read_before_the_file_is_out_of_reach(tmp_path: Path) -> None:
