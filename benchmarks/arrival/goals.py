@@ -80,7 +80,7 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands to a goal: its worst ratio, where, and that of no library there."""
+    """How a run stands to a goal: a ratio, where it is the worst, and that of no library there."""
 
     target: PatternTarget
     worst: float
@@ -109,7 +109,10 @@ class Standing:
 
 
 def standings(report: PatternReport) -> Iterator[Standing]:
-    """Yield how the run stands to each goal that it has figures for."""
+    """Yield how the run stands to each goal that it has figures for: its worst ratio.
+
+    If no library meets the goal there either, the worst miss that is within reach follows, if any.
+    """
     for target in TARGETS:
         figure = attrgetter(target.figure)
         found = [
@@ -121,10 +124,12 @@ def standings(report: PatternReport) -> Iterator[Standing]:
             for peer in APIS
             if (ratio := _ratio(row.get(peer), row, target)) is not None
         ]
-        # A miss that no library shares counts before a worse one that it does.
-        own = [each for each in found if not each.is_met and not each.is_beyond_reach]
-        if found:
-            yield max(own or found, key=lambda standing: standing.worst)
+        if not found:
+            continue
+        found.sort(key=lambda standing: standing.worst, reverse=True)
+        yield found[0]
+        if found[0].is_beyond_reach:
+            yield from [each for each in found if not each.is_met and not each.is_beyond_reach][:1]
 
 
 def _ratio(figures: Figures | None, row: dict[str, Figures], target: PatternTarget) -> float | None:

@@ -44,8 +44,8 @@ _GOALS = (
     "A goal is a ratio of medians where nothing else is said, and what counts is the worst of its sizes, "
     'operations and APIs. "No library" is the same ratio of a program that only does the work; it polls '
     "and never sleeps, and no operation of it fails. Where it misses a goal, too, the goal is out of the "
-    "reach of a library here. A row shows the worst place that is within reach and missed, or else the "
-    "worst of all."
+    "reach of a library here. If the goal is missed within reach elsewhere, a second row shows the worst "
+    "such place."
 )
 
 

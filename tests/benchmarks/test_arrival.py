@@ -25,7 +25,7 @@ from benchmarks.arrival.cases import (
 )
 from benchmarks.arrival.goals import standings
 from benchmarks.arrival.page import render
-from benchmarks.arrival.results import PatternReport, load, results_of, save
+from benchmarks.arrival.results import PatternReport, PatternResult, load, results_of, save
 from benchmarks.arrival.run import run
 
 LATE_RANK = PatternCase(Case("all_reduce", 2, 4), Pattern(LATE, 500e-6))
@@ -116,6 +116,20 @@ def test_a_goal_is_met_by_the_worst_figure_or_missed_or_out_of_reach() -> None:
     assert verdicts(200_000, 50_000) == ["met", "met"]
     assert verdicts(210_000, 50_000) == ["missed", "met"]
     assert verdicts(240_000, 210_000) == ["missed; out of reach here", "missed"]
+
+
+def test_a_miss_out_of_reach_hides_no_other_and_is_not_hidden() -> None:
+    found: list[PatternResult] = []
+    for nbytes, ours, floor in ((4, 300_000, 50_000), (65536, 400_000, 250_000)):
+        case = replace(LATE_RANK, case=Case("all_reduce", 2, nbytes))
+        times = {"gloo": 1_000_000, "async": ours, "floor": floor}
+        samples = Samples({peer: [(0, time)] for peer, time in times.items()})
+        found += results_of(case, [samples, samples])
+    report = PatternReport(MACHINE, {}, ("gloo",), tuple(found))
+
+    rows = [(each.worst, each.case.case.nbytes, each.verdict) for each in standings(report)]
+
+    assert rows == [(0.4, 65536, "missed; out of reach here"), (0.3, 4, "missed")]
 
 
 def test_the_goals_of_a_tight_loop_have_a_time_that_is_short_enough_and_tails() -> None:
