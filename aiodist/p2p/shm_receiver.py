@@ -292,15 +292,12 @@ class ShmReceiver:
             found = ring.next_message(self._turn)
             if found is None or (wanted and not part and not self._is_wanted()):
                 return False
-            whole = ring.there() == len(found)
             frame, begin = self._read(found)
-            is_part = frame.type == FrameType.DATA
-            if is_part and whole:
-                self._part(ring, frame, found[begin:])
-                return True
-            if part or is_part:
+            if frame.type == FrameType.DATA:
+                return self._part(ring, frame, found, begin)
+            if part:
                 return False
-            if whole:
+            if ring.there() == len(found):
                 self._deliver(ring, frame, found[begin:])
                 return True
             if wanted:
@@ -327,19 +324,27 @@ class ShmReceiver:
             self._incoming, self._begin = incoming, begin
             self.is_prompt = True
 
-    def _part(self, ring: RingReader, frame: Frame, data: memoryview) -> None:
-        """Copy a part of a message to its receive, and give its room back."""
+    def _part(self, ring: RingReader, frame: Frame, found: memoryview, begin: int) -> bool:
+        """Copy a part of a message to its receive while it arrives, and give its room back.
+
+        Returns False if the sender was stopped in the middle of it: the next call begins anew.
+        """
+        length = frame.length
         recv = self._inbox.promised(frame.id)
         if recv is not None and recv.into is not None:
-            place = recv.into[recv.got : recv.got + len(data)]
-            if len(place) != len(data) or recv.source != self._source.rank:
+            place = recv.into[recv.got : recv.got + length]
+            if len(place) != length or recv.source != self._source.rank:
                 raise ProtocolError("a part extends beyond the end of its message")
-            copy(place, data)
-        self._took(ring, None, len(data))
+            if not _copy(ring, found, begin, place):
+                return False
+        elif ring.there() < len(found):
+            return False
+        self._took(ring, None, length)
         if ring.must_wake():
             self._source.outbox.control(RING_WAKE)
         self._ticket = frame.id
-        self._inbox.part_done(self._source, recv, len(data))
+        self._inbox.part_done(self._source, recv, length)
+        return True
 
     def _go_on(self) -> bool:
         """Copy what has come of the incoming message. Returns False if nothing has."""

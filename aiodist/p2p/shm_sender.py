@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from typing import TYPE_CHECKING
 
 from aiodist.errors import ProtocolError
@@ -29,10 +30,10 @@ RING_BYTES = 4 << 20
 """Payloads up to this length go into the ring at once if it has room."""
 
 PIECE_BYTES = 128 << 10
-"""Bytes of a longer message that are copied in before the receiver may begin to copy out."""
+"""Bytes of a longer record that are copied in before the receiver may begin to copy out."""
 
-PART_BYTES = 512 << 10
-"""Bytes of a part that are copied in one go, if the ring has room for eight such pieces."""
+PART_BYTES = 1 << 20
+"""Bytes of a part that make one record, if the ring has room for four such records."""
 
 IN_FLIGHT_BYTES = 2 << 20
 """Bytes of parts in the ring. More would leave the cache between the two copies."""
@@ -98,27 +99,18 @@ class ShmSender:
         ``call``: how to send a wake-up. A long message wakes the peer before it is complete, so
         that the peer copies out while this rank copies in.
         """
-        ring, size = self._ring, len(data)
+        ring = self._ring
         if ring is None or ring.is_closed:
             ring = self.ring
-        if ring is None or size > RING_BYTES:
+        if ring is None or len(data) > RING_BYTES:
             return False
         try:
-            # If the ranks share a core, the receiver should find the whole message.
-            piece = PIECE_BYTES if self._shm_progress.is_wakeful else RING_BYTES
-            if not ring.put(self.turn, head, data, piece):
+            if not self._put(ring, head, data, call):
                 return False
         except ProtocolError as error:
             self._shm_progress.call_in_next_turn(partial(self.broken, error))
             return False
         self._last_message = ring.position
-        if ring.must_wake():
-            call(self._wake)
-        if size > piece:
-            while ring.fill(data, piece):
-                pass
-            if ring.must_wake():
-                call(self._wake)
         return True
 
     def send_part(self, ticket: int, data: memoryview, on_sent: OnSent) -> None:
@@ -166,13 +158,8 @@ class ShmSender:
         if ring is None or not jobs:
             return False
         job = jobs[0]
-        size = min(PART_BYTES, ring.nbytes // 8)
-        piece = job.data[job.done : job.done + size]
-        if self._has_room(ring) and ring.put(
-            self.turn, self._head(job, len(piece)), piece, len(piece)
-        ):
-            if ring.must_wake():
-                self._wake()
+        piece = job.data[job.done : job.done + _part_bytes(ring)]
+        if self._has_room(ring) and self._put(ring, self._head(job, len(piece)), piece, call):
             job.done += len(piece)
             if job.done < len(job.data):
                 return True
@@ -202,11 +189,33 @@ class ShmSender:
 
     def _has_room(self, ring: RingWriter) -> bool:
         """Return whether another piece may go into the ring."""
-        size = min(PART_BYTES, ring.nbytes // 8)
-        return ring.untaken + size <= min(IN_FLIGHT_BYTES, ring.nbytes // 2)
+        return ring.untaken + _part_bytes(ring) <= min(IN_FLIGHT_BYTES, ring.nbytes // 2)
+
+    def _put(self, ring: RingWriter, head: bytes, data: memoryview, call: Call) -> bool:
+        """Put a record into the ring, piece by piece. Returns False if there is no room now.
+
+        Raises ProtocolError if the peer's count is impossible.
+        """
+        # If the ranks share a core, the receiver should find the whole record.
+        piece = PIECE_BYTES if self._shm_progress.is_wakeful else len(data)
+        if not ring.put(self.turn, head, data, piece):
+            return False
+        if ring.must_wake():
+            call(self._wake)
+        if len(data) > piece:
+            while ring.fill(data, piece):
+                pass
+            if ring.must_wake():
+                call(self._wake)
+        return True
 
     def _head(self, job: _Job, length: int) -> bytes:
         return encode(FrameType.DATA, id=job.ticket, length=length)
 
     def _wake(self) -> None:
         self._connection.send((RING_WAKE,))
+
+
+def _part_bytes(ring: RingWriter) -> int:
+    """Return how many bytes of a part make one record."""
+    return min(PART_BYTES, ring.nbytes // 4)

@@ -108,7 +108,7 @@ class Side:
         self.aborts: list[bytes] = []
         self.lost: list[BaseException | None] = []
 
-    # mesh.link.Owner
+    # p2p.link.Owner
 
     def proven(self, link: Link, rank: int) -> Peer:
         self.peer.links.append(link)

@@ -264,6 +264,24 @@ def begun(pair: Pair) -> Recv:
     return recv
 
 
+@pytest.mark.parametrize("wakeful", [False, True])
+def test_a_part_whose_sender_was_stopped_in_the_middle_is_taken_when_it_is_whole(
+    pair: Pair, wakeful: bool
+) -> None:
+    recv = begun(pair)
+    pair.b.spin_policy.active = wakeful
+    words = pair.b.ring_read.words
+    written = words[WRITTEN]
+    words[WRITTEN] = written - 1000
+    pair.settle()
+    assert recv.got == 3 * PIECE
+    words[WRITTEN] = written
+    pair.a.stream.send([RING_WAKE])  # as the sender does for a receiver that sleeps
+    pair.settle()
+    assert content(recv) == bytes_of(200_000)
+    assert all_room_is_free(pair.a)
+
+
 @pytest.mark.parametrize("word", ["written", "length", "frame", "beyond"])
 def test_a_sender_that_lies_is_cut_off(pair: Pair, word: str) -> None:
     recv = begun(pair)
