@@ -25,7 +25,7 @@ from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.reduce_hosts import reduce_leaders, reduce_stripes
 from aiodist.collectives.reduce_scatter_hosts import reduce_scatter_columns, reduce_scatter_leaders
 from aiodist.collectives.reduction_protocol import Reduction
-from aiodist.collectives.select import HOSTS_RULES, Choice, Rules, select
+from aiodist.collectives.select import HOSTS_RULES, PAIRS, Choice, Rules, select
 
 Run = Coroutine[Any, Any, None]
 Blocks = Sequence[memoryview]
@@ -104,4 +104,5 @@ def all_to_all(hosts: MultiHostContext, inputs: Blocks, outputs: Blocks) -> Run:
 
 
 def _choice(operation: str, hosts: MultiHostContext, nbytes: int, rules: Rules) -> Choice:
-    return select(operation, len(hosts.topology.hosts), nbytes, rules=rules)
+    locality = PAIRS if hosts.topology.columns <= 2 else None
+    return select(operation, len(hosts.topology.hosts), nbytes, locality, rules)

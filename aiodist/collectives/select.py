@@ -21,6 +21,8 @@ MIB = 1024 * KIB
 MANY = 1 << 62
 CROWDED = "crowded"
 """Ranks of one host that have to share cores; see `ShmLayout.crowded`."""
+PAIRS = "pairs"
+"""Ranks on several hosts, some of which have one or two of them: `HostTopology.columns` is at most 2."""
 
 UNEVEN = MANY
 """Stands for the bytes of blocks that are not known to be equal: beyond every small limit."""
@@ -36,8 +38,8 @@ class Choice(NamedTuple):
 class Rule(NamedTuple):
     """A row: fits from ``least`` up to ``ranks`` ranks and up to ``nbytes`` bytes, inclusive.
 
-    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed, as `CROWDED`, or
-    any where None.
+    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed, as `CROWDED` or
+    `PAIRS`, or any where None.
     """
 
     ranks: int
@@ -56,6 +58,7 @@ RULES: Rules = MappingProxyType(
         "broadcast": (
             Rule(2, MANY, Choice("binomial")),
             Rule(MANY, 64 * KIB, Choice("binomial")),
+            Rule(8, 512 * KIB, Choice("binomial")),
             Rule(8, 16 * MIB, Choice("chain", 128 * KIB)),
             Rule(8, MANY, Choice("chain")),
             Rule(32, 1 * MIB, Choice("scatter_ring")),
@@ -204,6 +207,8 @@ HOSTS_RULES: Rules = MappingProxyType(
         "barrier": (Rule(MANY, MANY, Choice("leaders")),),
         "broadcast": (
             Rule(MANY, 64 * KIB, Choice("leaders")),
+            # Two columns save little and send twice as many messages.
+            Rule(8, 512 * KIB, Choice("leaders"), locality=PAIRS),
             Rule(MANY, 512 * KIB, Choice("stripes", PIECE)),
             Rule(32, 8 * MIB, Choice("chain", 256 * KIB)),
             Rule(32, MANY, Choice("chain", 1 * MIB)),

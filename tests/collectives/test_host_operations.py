@@ -146,6 +146,23 @@ def test_all_to_all_sends_each_block_to_another_host_once(network, shape, seed):
         assert sorted(crossed[rank]) == sorted(lengths[rank][dst] for dst in elsewhere)
 
 
+@pytest.mark.parametrize(
+    ("shape", "senders"), [("aabb", {0}), ("aaabb", {0}), ("aaabbb", {0, 1, 2})]
+)
+def test_hosts_with_pairs_broadcast_middle_sizes_by_one_rank_each(network, shape, senders):
+    size, topology = len(shape), HostTopology(shape)
+    data = [np.full(256 << 10, rank + 1, "u1") for rank in range(size)]
+    crossed = defaultdict(list)
+
+    async def program(line):
+        view = MultiHostContext(line, topology, None, line.scratch)
+        await host_operations.broadcast(view, 0, memoryview(data[line.rank]))
+
+    network(size).run(lambda line: program(noting(line, shape, crossed)))
+    assert all((each == 1).all() for each in data)
+    assert set(crossed) == senders
+
+
 def test_the_formulas_know_exactly_the_algorithms_of_the_table():
     named = {
         (operation, r.choice.algorithm) for operation, rules in HOSTS_RULES.items() for r in rules
