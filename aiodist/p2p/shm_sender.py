@@ -36,7 +36,9 @@ PART_BYTES = 1 << 20
 """Bytes of a part that make one record, if the ring has room for four such records."""
 
 IN_FLIGHT_BYTES = 2 << 20
-"""Bytes of parts in the ring. More would leave the cache between the two copies."""
+"""With so many bytes in the ring no further part goes in. More would leave the cache between the two
+copies.
+"""
 
 Call = Callable[[Callable[[], None]], None]
 """Calls its argument where the loop counts as running."""
@@ -178,7 +180,7 @@ class ShmSender:
         ring = self.ring
         if ring is None or not self._jobs:
             return True
-        ring.await_room(min(IN_FLIGHT_BYTES, ring.nbytes // 2) // 2)
+        ring.await_room(_most_in_flight(ring) * 3 // 4)  # less than two parts
         if self._has_room(ring):
             return False
         if ring.is_watched:  # it may have no reason of its own to look
@@ -189,7 +191,7 @@ class ShmSender:
 
     def _has_room(self, ring: RingWriter) -> bool:
         """Return whether another piece may go into the ring."""
-        return ring.untaken + _part_bytes(ring) <= min(IN_FLIGHT_BYTES, ring.nbytes // 2)
+        return ring.untaken < _most_in_flight(ring)
 
     def _put(self, ring: RingWriter, head: bytes, data: memoryview, call: Call) -> bool:
         """Put a record into the ring, piece by piece. Returns False if there is no room now.
@@ -219,3 +221,8 @@ class ShmSender:
 def _part_bytes(ring: RingWriter) -> int:
     """Return how many bytes of a part make one record."""
     return min(PART_BYTES, ring.nbytes // 4)
+
+
+def _most_in_flight(ring: RingWriter) -> int:
+    """Return with how many bytes in the ring no further part goes in: two parts."""
+    return min(IN_FLIGHT_BYTES, ring.nbytes // 2)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("steady_clock")
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """With room for four pieces of 64 KiB in each direction."""
     monkeypatch.setattr(shm_sender, "PART_BYTES", PIECE)
-    monkeypatch.setattr(shm_sender, "IN_FLIGHT_BYTES", 4 * PIECE + 1024)
+    monkeypatch.setattr(shm_sender, "IN_FLIGHT_BYTES", 4 * PIECE)
     monkeypatch.setattr(shm_sender, "RING_BYTES", -1)  # no message goes in at once
     made = Pair(64 << 20, shared_bytes=8 * MIB)
     yield made
