@@ -199,9 +199,7 @@ class ShmReceiver:
         return data
 
     def watch(self) -> None:
-        """Look for records because a receive waits for the peer; ask to be woken if there are
-        none.
-        """
+        """Look for records because a receive waits for the peer, or ask to be woken by the next."""
         ring = self.ring
         if ring is None:
             return
@@ -280,7 +278,7 @@ class ShmReceiver:
     # -- inside
 
     def _next(self, wanted: bool, part: bool = False) -> bool:
-        """Deliver the next record. Returns False if there is none to deliver.
+        """Deliver the next record. Returns False if it cannot be delivered now.
 
         With ``wanted``, only while a receive waits, and the rest stays for `take`; an incomplete
         message is begun. With ``part``, only a part of a message. Raises ProtocolError.

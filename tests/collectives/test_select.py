@@ -11,6 +11,7 @@ from aiodist.collectives import operations
 from aiodist.collectives.cost import COSTS
 from aiodist.collectives.select import (
     CROWDED,
+    KIB,
     MANY,
     MIB,
     RULES,
@@ -88,6 +89,19 @@ def test_rules_are_read_from_the_top_and_know_locality():
 def test_a_chain_in_memory_where_ranks_outnumber_cores(ranks, nbytes, locality, algorithm):
     chosen = select("all_reduce", ranks, nbytes, locality, SHARED_RULES)
     assert chosen.algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "algorithm"),
+    [
+        (3, 512 * KIB, "binomial"),
+        (8, 512 * KIB, "binomial"),
+        (8, 512 * KIB + 1, "chain"),
+        (9, 64 * KIB + 1, "scatter_ring"),
+    ],
+)
+def test_up_to_eight_ranks_broadcast_middle_sizes_down_a_tree(ranks, nbytes, algorithm):
+    assert select("broadcast", ranks, nbytes).algorithm == algorithm
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 9, 16])

@@ -275,6 +275,9 @@ def test_a_part_whose_sender_was_stopped_in_the_middle_is_taken_when_it_is_whole
     words[WRITTEN] = written - 1000
     pair.settle()
     assert recv.got == 3 * PIECE
+    assert recv.into is not None
+    there = slice(3 * PIECE, 3 * PIECE + 2000)
+    assert bytes(recv.into[there]) == bytes_of(200_000)[there], "copied while it arrives"
     words[WRITTEN] = written
     pair.a.stream.send([RING_WAKE])  # as the sender does for a receiver that sleeps
     pair.settle()
