@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 SOURCE = """
-import asyncio, sys
+import asyncio, os, pathlib, sys, time
 import numpy as np
 import aiodist as dist
 
@@ -26,8 +26,18 @@ async def main():
     if rank == 0 and sys.argv[1] == "error":
         raise KeyError("the program's own")
 
-asyncio.run(main())
+def ended(rank):
+    pathlib.Path(sys.argv[2], str(rank)).touch()
+    while not pathlib.Path(sys.argv[2], str(1 - rank)).exists():
+        time.sleep(0.001)
+
+try:
+    asyncio.run(main())
+finally:
+    ended(int(os.environ["RANK"]))
 """
+"""A rank whose loop still runs is right to report one whose process has ended. So no process ends before both
+loops have."""
 
 
 @pytest.mark.parametrize("how", ["end", "error"])
@@ -37,7 +47,7 @@ def test_a_leaving_rank_neither_hangs_nor_logs(
     script = tmp_path / "script.py"
     script.write_text(SOURCE)
     job = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", str(script), how],
+        [sys.executable, "-m", "aiodist", "run", "-n", "2", str(script), how, str(tmp_path)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
