@@ -36,8 +36,8 @@ try:
 finally:
     ended(int(os.environ["RANK"]))
 """
-"""A rank whose loop still runs is right to report one whose process has ended. So no process ends before both
-loops have."""
+"""A rank whose loop still runs is right to report one whose process has ended. So no process ends
+before both loops have."""
 
 
 @pytest.mark.parametrize("how", ["end", "error"])
