@@ -9,7 +9,8 @@ for the answer there. No thread wakes up for that.
 For five milliseconds after a call, and while no operation is under way, the loop's thread sleeps
 beside its selector. A driving thread reads the streams itself, and each message would wake the
 loop's thread for nothing. What a call leaves to the loop, a callback or an earlier timer, is done
-after that time, too.
+after that time, too. While calls go on, that time grows to 40 ms: each time the loop's thread wakes
+up, it takes Python's interpreter lock from the thread that calls, which sleeps until it is woken.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ _LINGER = 5e-3
 """For so long after a call the loop's thread waits for the next one, and looks at this interval for
 what calls have left."""
 
+_LONGEST_LINGER = 40e-3
+"""The same while calls go on."""
+
 _LONGEST = 60.0
+"""The longest sleep in the selector."""
+
 _SHORT = 1e-3
 """How long a call waits for the loop's thread to run what it has woken up for."""
 
@@ -66,6 +72,7 @@ class LoopHandoff:
         self._deep = False  # the loop's thread does not look for that by itself
         self._until = math.inf  # its sleep ends then, of `monotonic`
         self._used = 0.0
+        self._pause = _LINGER  # how long it lingers next
         self._wake: Callable[[], None] = _nothing
         self.sleeper_lock = threading.Lock()
         """Held by the one thread that sleeps by itself in an operation; see `BlockedCaller`."""
@@ -108,9 +115,11 @@ class LoopHandoff:
             if self._deep and self._scheduled:
                 break
             if self._deep:
+                self._pause = _LINGER
                 events = select(min(left, _LONGEST))
             elif self._may_stand_still():
-                self._linger(min(left, _LINGER))
+                self._linger(min(left, self._pause))
+                self._pause = min(2 * self._pause, _LONGEST_LINGER)
                 events = select(0)
             else:
                 events = select(min(left, _LINGER))
@@ -199,7 +208,10 @@ class LoopHandoff:
     def note_timer(self, when: float) -> None:
         """Note that a timer was scheduled for ``when``, perhaps by a thread that drives."""
         if self._lent and when < self._until:
-            self._scheduled = True
+            self._until = when
+            # The sleep that is under way ends before a later timer.
+            if when < monotonic() + _LONGEST:
+                self._scheduled = True
 
 
 class HandoffLoop(asyncio.SelectorEventLoop):

@@ -7,6 +7,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import InvalidUsageError
+from aiodist.sync import loop_handoff
 from aiodist.sync.loop_handoff import HandoffLoop, Interrupts, LoopHandoff
 from aiodist.sync.portal import Portal
 from tests.limits import scaled
@@ -24,16 +27,23 @@ from tests.limits import scaled
 def handoff(request: pytest.FixtureRequest) -> Iterator[LoopHandoff]:
     """That of a loop that runs in a thread, in the attribute ``loop``. Parameter: whether it lingers."""
     lingers = getattr(request, "param", False)
-    handoff = LoopHandoff(lambda: lingers)
+    with running(LoopHandoff(lambda: lingers)) as handoff:
+        yield handoff
+
+
+@contextmanager
+def running(handoff: LoopHandoff) -> Iterator[Any]:
     loop = HandoffLoop(handoff)
     thread = threading.Thread(target=handoff.run, args=(loop, loop.run_forever))
     thread.start()
     handoff.loop = loop  # type: ignore[attr-defined]  # for these tests
-    yield handoff
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    try:
+        yield handoff
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
     assert not handoff.loop_lock.locked()
-    loop.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -91,6 +101,40 @@ def test_a_call_that_leaves_nothing_wakes_no_thread(handoff: Any) -> None:
     until(handoff.acquire)
     handoff.give_back()
     assert not woken
+
+
+def test_a_timer_of_later_wakes_no_thread_and_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_handoff, "_LONGEST", 0.05)
+    with running(LoopHandoff()) as handoff:
+        until(lambda: handoff._deep)
+        woken: list[None] = []
+        handoff._wake = lambda: woken.append(None)
+        until(handoff.acquire)
+        done = threading.Event()
+        handoff.loop.call_later(0.3, done.set)
+        handoff.give_back()
+        assert not woken
+        assert done.wait(10)
+
+
+def test_while_calls_go_on_the_loops_thread_wakes_up_seldom() -> None:
+    handoff = LoopHandoff(lambda: True)
+    looks: list[float] = []
+
+    def select(seconds: float | None) -> list[Any]:
+        if handoff.acquire():  # a call
+            handoff.give_back()
+        if seconds:  # none came for a while
+            looks.clear()
+        else:
+            looks.append(time.monotonic())
+        return ["an event"] if len(looks) >= 5 else []
+
+    handoff.run(SimpleNamespace(), lambda: handoff.sleep(select, None))  # type: ignore[arg-type]
+    first, second, third = (after - look for look, after in pairwise(looks[:4]))
+    assert first >= 10e-3
+    assert second >= 20e-3
+    assert third >= 40e-3
 
 
 @pytest.fixture
@@ -296,6 +340,7 @@ import contextlib
 import sys
 import numpy as np
 import aiodist.sync as dist
+from aiodist.sync import loop_handoff
 from aiodist.sync.loop_handoff import Interrupts
 from aiodist.sync.portal import portal
 
