@@ -21,7 +21,10 @@ class RingSource(Protocol):
         """Look for messages that a new receive waits for."""
 
     def overtaken(self) -> None:
-        """Take the messages that were sent before one that came over the stream."""
+        """Take the messages that were sent before one that comes over the stream."""
+
+    def count(self) -> None:
+        """Count what came over the stream: messages that were sent later may be taken now."""
 
     def close(self, error: BaseException) -> None:
         """Fail what is on its way: the peer is gone."""
@@ -235,6 +238,7 @@ class Inbox:
         key = frame.key
         if key[0] != COLLECTIVE:
             source.shm_receiver.overtaken()
+            source.shm_receiver.count()
         source.last = frame
         cost = frame.length + MESSAGE_COST
         source.charged += cost
@@ -266,6 +270,7 @@ class Inbox:
         key = frame.key
         if key[0] != COLLECTIVE:
             source.shm_receiver.overtaken()
+            source.shm_receiver.count()
         source.last = frame
         source.charged += MESSAGE_COST
         if source.charged > source.window:
@@ -344,8 +349,8 @@ class Inbox:
         return self.tickets.get(ticket)
 
     def part(self, source: Source, frame: Frame, reader: Reader) -> Recv | None:
-        """Return the receive to which the next part belongs, or None if it was cancelled or has
-        failed.
+        """Return the receive to which the next part of the stream belongs, or None if it was
+        cancelled or has failed.
         """
         source.shm_receiver.overtaken()
         recv = self.tickets.get(frame.id)
@@ -361,6 +366,15 @@ class Inbox:
         if recv.got == len(recv.into) and self.tickets.get(recv.ticket) is recv:
             del self.tickets[recv.ticket]
             recv.complete(source.rank)
+
+    def part_read(self, source: Source, recv: Recv | None, length: int) -> None:
+        """Record that all bytes of the part have come that `part` was called for.
+
+        Invariant: the parts of a message are written one after the other. So the next one, which may
+        be in the ring already, counts as sent behind the last byte of this one and not its header.
+        """
+        self.part_done(source, recv, length)
+        source.shm_receiver.count()
 
     def withdrawn(self, source: Source, send_id: int) -> None:
         """Handle a request that the sender takes back: the receive that was promised to it waits

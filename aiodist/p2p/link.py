@@ -172,8 +172,8 @@ class Link:
         if frame.type == FrameType.EAGER:
             self._owner.inbox.eager_done(peer, target)
         elif frame.type == FrameType.DATA:
-            if isinstance(target, Recv):
-                self._owner.inbox.part_done(peer, target, frame.length)
+            recv = target if isinstance(target, Recv) else None
+            self._owner.inbox.part_read(peer, recv, frame.length)
         elif self._abort is not None:
             text, self._abort = self._abort, None
             if frame.type == FrameType.AGREE:

@@ -6,7 +6,8 @@ memory, as an `EagerMessage`. The parts of a large message are taken at once.
 
 Both sides count the messages and parts that go over the stream as turns, and each record carries
 the turn behind which it was sent. Invariant: a record is delivered after all that was sent before
-it and before all that was sent later, on either path.
+it and before all that was sent later, on either path. A message of the stream counts once its header
+has come, because it is matched then, and a part once its last byte has.
 
 A long message with a posted receive is copied out while the sender copies it in, as a
 `p2p.shm_progress.ProgressSource`. The next record waits for its end.
@@ -113,7 +114,7 @@ class ShmReceiver:
         return None if ring is None or ring.is_closed else ring
 
     def overtaken(self) -> None:
-        """Deliver the records that were sent before something that has just come over the stream.
+        """Deliver the records that were sent before something that comes over the stream.
 
         Raises ProtocolError for malformed data, which ends the stream that is being read.
         """
@@ -124,6 +125,9 @@ class ShmReceiver:
                 )
         while self._next(wanted=False):
             pass
+
+    def count(self) -> None:
+        """Count a message or part of the stream: records that were sent after it may be delivered."""
         self._turn += 1
         ring = self.ring
         if ring is not None and (ring.has_next or self.is_busy):

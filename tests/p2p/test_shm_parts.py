@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -238,6 +239,34 @@ def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
     assert moved > MIB
     assert content(pair.b.recv(OTHER, 10)) == b"unexpected"
     assert all_room_is_free(pair.a)
+
+
+def test_a_part_in_the_ring_waits_for_one_that_the_stream_has_begun(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_sender, "RING_BYTES", 4 * MIB)
+    pair.a.send(OTHER, b"unexpected")
+    monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
+    size = 8 * MIB
+    recv = pair.b.recv(TAG, size)
+    pair.a.send(TAG, bytes_of(size))
+    stream = pair.a.stream
+    while stream.queued() < MIB // 2:
+        assert pair.settle_once()
+    assert content(pair.b.recv(OTHER, 10)) == b"unexpected"  # so that parts wait for room again
+    pair.b.peer.shm_receiver.woken()
+    kernel, stream.queue = stream.queue, deque()
+    for _, on_sent in kernel:
+        if on_sent is not None:
+            on_sent(None)
+    assert pair.a.ring.untaken
+    assert stream.queued() <= len(RING_WAKE)
+    stream.queue = deque((rest, None) for rest, _ in kernel)
+    stream.push(stream.queued() - 1000)
+    pair.b.peer.shm_receiver.woken()
+    assert pair.a.ring.untaken
+    pair.settle()
+    assert content(recv) == bytes_of(size)
 
 
 def test_without_room_for_a_ring_messages_use_the_stream() -> None:
