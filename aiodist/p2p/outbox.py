@@ -36,7 +36,7 @@ JOINED_BYTES = 2048
 """Payloads up to this length are copied behind their header: one buffer costs less than two."""
 
 CHUNK_BYTES = 1 << 20
-"""Length of a part of a large message. Other messages get their turn between two parts."""
+"""Length of a part of a large message on the stream. Other messages get their turn between two parts."""
 
 MESSAGE_COST = 2048
 """Bytes charged for each message beside its payload, for the receiver's bookkeeping. Measured: 1.6
@@ -324,19 +324,21 @@ class Outbox:
         if connection is None or self._pumping:
             return
         self._pumping = True
+        shm = self.shm
+        through_memory = 0 if shm is None else shm.part_bytes
         turn = _PARTS_A_TURN
         while self.bulk and self._in_flight < _IN_FLIGHT and turn:
             turn -= 1
             message = self.bulk.popleft()
             start = message.offset
-            part = message.data[start : start + CHUNK_BYTES]
+            part = message.data[start : start + (through_memory or CHUNK_BYTES)]
             message.offset = start + len(part)
             if message.offset < len(message.data):
                 self.bulk.append(message)
             self._in_flight += 1
             sent = partial(self._part_sent, message, len(part))
-            if self.shm is not None and self.shm.ring is not None:
-                self.shm.send_part(message.ticket, part, sent)
+            if shm is not None and through_memory:
+                shm.send_part(message.ticket, part, sent)
                 continue
             self._count(TENSOR)
             header = encode(FrameType.DATA, id=message.ticket, length=len(part))

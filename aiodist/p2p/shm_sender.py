@@ -4,9 +4,9 @@
 that the ring has room for goes in at once, and takes no credit. The parts of a granted message
 follow each other through the ring: one rank copies in while the other copies out.
 
-Invariant: a part waits for room only while nothing but parts is in the ring. The receiver takes
-each part as soon as it sees it, so the room comes. A message may wait for its receive as long as it
-likes. If one stands in the way, the stream carries the part.
+Invariant: a part waits for room only while nothing but another part is in the ring. The receiver
+takes each part as soon as it sees it, so the room comes. A message may wait for its receive as long
+as it likes. If one stands in the way, the stream carries the part.
 """
 
 from __future__ import annotations
@@ -32,13 +32,9 @@ RING_BYTES = 4 << 20
 PIECE_BYTES = 128 << 10
 """Bytes of a longer record that are copied in before the receiver may begin to copy out."""
 
-PART_BYTES = 1 << 20
-"""Bytes of a part that make one record, if the ring has room for four such records."""
-
-IN_FLIGHT_BYTES = 2 << 20
-"""With so many bytes in the ring no further part goes in. More would leave the cache between the two
-copies.
-"""
+PART_BYTES = 2 << 20
+"""Length of a part, or half a shorter ring. The next one goes in once it is taken: two of them would
+leave the cache between the two copies."""
 
 Call = Callable[[Callable[[], None]], None]
 """Calls its argument where the loop counts as running."""
@@ -50,13 +46,12 @@ RING_WAKE = encode(FrameType.WAKE, id=1)
 class _Job:
     """A part of a message, on its way through the ring."""
 
-    __slots__ = ("data", "done", "on_sent", "ticket")
+    __slots__ = ("data", "on_sent", "ticket")
 
     def __init__(self, data: memoryview, ticket: int, on_sent: OnSent) -> None:
         self.data = data
         self.ticket = ticket
         self.on_sent = on_sent
-        self.done = 0
 
 
 class ShmSender:
@@ -83,6 +78,7 @@ class ShmSender:
         self._ring: RingWriter | None = None
         self._asked = False
         self._last_message = 0  # position in the ring behind the last message that is no part
+        self._last_part = 0  # and behind the last part
         self._jobs: deque[_Job] = deque()
 
     @property
@@ -92,6 +88,12 @@ class ShmSender:
             self._asked = True
             self._ring = self._memory.ring_writer_to(self._rank)
         return None if self._ring is None or self._ring.is_closed else self._ring
+
+    @property
+    def part_bytes(self) -> int:
+        """The length of a part; 0 without a ring."""
+        ring = self.ring
+        return 0 if ring is None else min(PART_BYTES, ring.nbytes // 2)
 
     # -- from the outbox
 
@@ -116,7 +118,10 @@ class ShmSender:
         return True
 
     def send_part(self, ticket: int, data: memoryview, on_sent: OnSent) -> None:
-        """Send the next bytes for receive number ``ticket``. ``on_sent``: as of `Connection.send`."""
+        """Send at most `part_bytes` for receive number ``ticket``.
+
+        ``on_sent``: as of `Connection.send`.
+        """
         self._jobs.append(_Job(data, ticket, on_sent))
         self._shm_progress.enlist(self)
 
@@ -160,38 +165,31 @@ class ShmSender:
         if ring is None or not jobs:
             return False
         job = jobs[0]
-        piece = job.data[job.done : job.done + _part_bytes(ring)]
-        if self._has_room(ring) and self._put(ring, self._head(job, len(piece)), piece, call):
-            job.done += len(piece)
-            if job.done < len(job.data):
-                return True
+        head = encode(FrameType.DATA, id=job.ticket, length=len(job.data))
+        if ring.has_taken(self._last_part) and self._put(ring, head, job.data, call):
+            self._last_part = ring.position
             jobs.popleft()
             job.on_sent(None)
             return True
         if ring.has_taken(self._last_message):
             return False
-        rest = job.data[job.done :]
         jobs.popleft()
         self.turn += 1
-        self._connection.send((self._head(job, len(rest)), rest), job.on_sent)
+        self._connection.send((head, job.data), job.on_sent)
         return True
 
     def arm(self) -> bool:
         ring = self.ring
         if ring is None or not self._jobs:
             return True
-        ring.await_room(_most_in_flight(ring) * 3 // 4)  # less than two parts
-        if self._has_room(ring):
+        ring.await_room()
+        if ring.has_taken(self._last_part):
             return False
         if ring.is_watched:  # it may have no reason of its own to look
             self._wake()
         return True
 
     # -- inside
-
-    def _has_room(self, ring: RingWriter) -> bool:
-        """Return whether another piece may go into the ring."""
-        return ring.untaken < _most_in_flight(ring)
 
     def _put(self, ring: RingWriter, head: bytes, data: memoryview, call: Call) -> bool:
         """Put a record into the ring, piece by piece. Returns False if there is no room now.
@@ -211,18 +209,5 @@ class ShmSender:
                 call(self._wake)
         return True
 
-    def _head(self, job: _Job, length: int) -> bytes:
-        return encode(FrameType.DATA, id=job.ticket, length=length)
-
     def _wake(self) -> None:
         self._connection.send((RING_WAKE,))
-
-
-def _part_bytes(ring: RingWriter) -> int:
-    """Return how many bytes of a part make one record."""
-    return min(PART_BYTES, ring.nbytes // 4)
-
-
-def _most_in_flight(ring: RingWriter) -> int:
-    """Return with how many bytes in the ring no further part goes in: two parts."""
-    return min(IN_FLIGHT_BYTES, ring.nbytes // 2)

@@ -212,11 +212,11 @@ class RingWriter(RingEnd):
         """Whether the receiver does not sleep: it polls the ring, or waits for nothing in it."""
         return not self.is_closed and not self._theirs[SLEEP]
 
-    def await_room(self, untaken: int) -> None:
-        """Ask to be woken when at most ``untaken`` bytes are not taken. The caller must look once
-        more before it sleeps.
+    def await_room(self) -> None:
+        """Ask to be woken once the receiver has taken all records. The caller must look once more
+        before it sleeps.
         """
-        self._mine[AWAITED] = max(self.position - untaken, 0)
+        self._mine[AWAITED] = self.position
         self._settle()
 
     def close(self) -> None:

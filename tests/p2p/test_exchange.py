@@ -36,7 +36,6 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", RING)
     monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", RING)
     monkeypatch.setattr(shm_sender, "PART_BYTES", 20)
-    monkeypatch.setattr(shm_sender, "IN_FLIGHT_BYTES", 400)
     monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
 
 

@@ -13,6 +13,7 @@ from aiodist.p2p import shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.p2p.shm_sender import RING_WAKE
+from aiodist.shm import shared_memory
 from aiodist.shm.message_ring import RECORD_BYTES, TAKEN, WRITTEN
 from aiodist.wire.frames import TENSOR, FrameType
 from tests.p2p.conftest import SetClock
@@ -20,7 +21,7 @@ from tests.p2p.pairs import Pair, Side, content
 
 TAG = (TENSOR, 9, 1)
 OTHER = (TENSOR, 9, 2)
-PIECE = 64 << 10
+PART = 64 << 10
 MIB = 1 << 20
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("steady_clock")
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """With room for four pieces of 64 KiB in each direction."""
-    monkeypatch.setattr(shm_sender, "PART_BYTES", PIECE)
-    monkeypatch.setattr(shm_sender, "IN_FLIGHT_BYTES", 4 * PIECE)
+    """With room for two parts of 64 KiB in each direction, of which one is in use."""
+    monkeypatch.setattr(shm_sender, "PART_BYTES", PART)
+    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", 2 * PART + 4096)
     monkeypatch.setattr(shm_sender, "RING_BYTES", -1)  # no message goes in at once
     made = Pair(64 << 20, shared_bytes=8 * MIB)
     yield made
@@ -51,7 +52,7 @@ def all_room_is_free(side: Side) -> bool:
     "size",
     [
         *(HOST_EAGER_BYTES + d for d in (-1, 0, 1)),
-        *(n * PIECE + d for n in (3, 4, 5) for d in (-1, 0, 1)),
+        *(n * PART + d for n in (3, 4, 5) for d in (-1, 0, 1)),
         *(EAGER_BYTES + d for d in (-1, 0, 1)),
         *(3 * CHUNK_BYTES + d for d in (-1, 0, 1)),
     ],
@@ -73,7 +74,7 @@ def test_sizes_around_every_limit(pair: Pair, size: int, posted_first: bool, wak
     assert send.done
     assert content(recv) == data
     if size > HOST_EAGER_BYTES:
-        assert moved < 2000, "the payload went down the stream"
+        assert moved < 4000, "the payload went down the stream"
         assert all_room_is_free(pair.a)
 
 
@@ -112,7 +113,7 @@ def half_way(pair: Pair, size: int) -> Recv:
     recv = pair.b.recv(TAG, size)
     pair.a.send(TAG, bytes_of(size))
     while not 0 < _arrived(pair) < size:
-        assert pair.a.stream.push(1 << 40) or pair.b.stream.push(1 << 40)
+        assert pair.settle_once()
     return recv
 
 
@@ -155,7 +156,7 @@ def test_a_message_withdrawn_half_way_is_not_delivered_and_frees_its_room(pair: 
     recv = pair.b.recv(TAG, size)
     send = pair.a.send(TAG, data)
     while not _arrived(pair):
-        assert pair.a.stream.push(1 << 40) or pair.b.stream.push(1 << 40)
+        assert pair.settle_once()
     assert pair.a.peer.outbox.withdraw(send)
     data[:] = bytes(size)
     pair.settle()
@@ -167,16 +168,17 @@ def test_a_message_withdrawn_half_way_is_not_delivered_and_frees_its_room(pair: 
 
 
 def test_a_part_that_was_handed_over_is_copied_if_its_send_ends(pair: Pair) -> None:
-    data = bytearray(bytes_of(MIB))
-    recv = pair.b.recv(TAG, MIB)
+    size = 3 * PART
+    data = bytearray(bytes_of(size))
+    recv = pair.b.recv(TAG, size)
     send = pair.a.send(TAG, data)
     pair.a.stream.push(1 << 40)
-    pair.b.stream.push(1 << 40)  # the GRANT: four pieces are in the ring
+    pair.b.stream.push(1 << 40)  # the GRANT: the first part is in the ring
     assert not send.done
     assert not pair.a.peer.outbox.withdraw(send)
-    data[:] = bytes(MIB)
+    data[:] = bytes(size)
     pair.settle()
-    assert content(recv) == bytes_of(MIB)
+    assert content(recv) == bytes_of(size)
 
 
 @pytest.mark.parametrize("size", [MIB, 3 * MIB])
@@ -201,13 +203,26 @@ def test_a_sender_without_room_sleeps_until_it_is_woken(pair: Pair) -> None:
     assert not _arrived(pair)
     assert pair.a.stream.queued() == len(RING_WAKE), "woken once"
     pair.a.stream.push(1 << 40)
-    assert _arrived(pair) == 4 * PIECE
+    assert _arrived(pair) == PART
     assert pair.b.stream.queued() == len(RING_WAKE)
     while pair.run_soon():
-        assert _arrived(pair) == 4 * PIECE
+        assert _arrived(pair) == PART
     pair.b.stream.push(1 << 40)
     assert pair.a.stream.queued() == len(RING_WAKE)
     pair.settle()
+
+
+def test_a_part_waits_for_the_end_of_another_however_short(pair: Pair) -> None:
+    """Else the free bytes might be enough and not in one piece: nothing would wake the sender then."""
+    shm = pair.a.peer.outbox.shm
+    assert shm is not None
+    sent: list[BaseException | None] = []
+    for _ in range(2):
+        shm.send_part(1, memoryview(bytes(PART // 2)), sent.append)
+    assert sent == [None]
+    pair.a.ring_read.words[TAKEN] = pair.a.ring.position
+    shm.woken()
+    assert sent == [None, None]
 
 
 def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
@@ -220,7 +235,7 @@ def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
     pair.b.inbox.forget(TAG)
     pair.settle()
     assert send.done
-    assert pair.a.ring.untaken < 6 * PIECE  # which are read with the next receive
+    assert pair.a.ring.untaken < 2 * PART  # which are read with the next receive
 
 
 def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
@@ -236,7 +251,7 @@ def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
     while pair.settle_once():
         moved += pair.a.stream.queued()
     assert content(recv) == bytes_of(3 * MIB)
-    assert moved > MIB
+    assert moved > PART
     assert content(pair.b.recv(OTHER, 10)) == b"unexpected"
     assert all_room_is_free(pair.a)
 
@@ -251,7 +266,7 @@ def test_a_part_in_the_ring_waits_for_one_that_the_stream_has_begun(
     recv = pair.b.recv(TAG, size)
     pair.a.send(TAG, bytes_of(size))
     stream = pair.a.stream
-    while stream.queued() < MIB // 2:
+    while stream.queued() < PART:
         assert pair.settle_once()
     assert content(pair.b.recv(OTHER, 10)) == b"unexpected"  # so that parts wait for room again
     pair.b.peer.shm_receiver.woken()
@@ -303,10 +318,9 @@ def test_a_part_whose_sender_was_stopped_in_the_middle_is_taken_when_it_is_whole
     written = words[WRITTEN]
     words[WRITTEN] = written - 1000
     pair.settle()
-    assert recv.got == 3 * PIECE
+    assert recv.got == 0
     assert recv.into is not None
-    there = slice(3 * PIECE, 3 * PIECE + 2000)
-    assert bytes(recv.into[there]) == bytes_of(200_000)[there], "copied while it arrives"
+    assert bytes(recv.into[:2000]) == bytes_of(200_000)[:2000], "copied while it arrives"
     words[WRITTEN] = written
     pair.a.stream.send([RING_WAKE])  # as the sender does for a receiver that sleeps
     pair.settle()
