@@ -28,7 +28,7 @@ FLOORS = frozenset({"floor", "floor-shared", "floor-tcp", "wake-up"})
 LIBRARIES = tuple(name for name in PEERS if name not in FLOORS)
 ON_A_HOST = tuple(name for name in PEERS if name not in ("floor-tcp", "wake-up"))
 BETWEEN_HOSTS = ("gloo", "async-tcp", "blocking-tcp", "floor-tcp")
-ON_HOSTS_OF_SEVERAL = ("gloo", "async", "blocking")
+ON_HOSTS_OF_SEVERAL = ("gloo", "async", "blocking", "floor-tcp")
 """What is compared where, unless a run says otherwise."""
 
 LABELS = MappingProxyType(

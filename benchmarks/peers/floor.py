@@ -97,8 +97,10 @@ class Floor(BlockingPeer):
 
     name = "floor"
 
-    def __init__(self, limit: float = LIMIT) -> None:
+    def __init__(self, limit: float = LIMIT, ranks_here: int = 0) -> None:
+        """``ranks_here``: how many share the machine's cores, where more do than meet here."""
         self._limit = limit
+        self._ranks_here = ranks_here
 
     def open(self, place: Place) -> None:
         rank, ranks = place.rank, place.ranks
@@ -118,7 +120,7 @@ class Floor(BlockingPeer):
         self._done = [(ranks * (1 + other) + rank) * words for other in range(ranks)]
         self._publish, self._taken = 0, [0] * ranks
         # Where ranks outnumber cores, the one that is waited for may need this one's.
-        crowded = ranks > (os.cpu_count() or 1)
+        crowded = max(ranks, self._ranks_here) > (os.cpu_count() or 1)
         self._polls = 0 if crowded else _POLLS
         self._chains = crowded and ranks <= ROW
 

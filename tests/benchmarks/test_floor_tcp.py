@@ -14,11 +14,15 @@ from benchmarks.peers.floor_tcp import FloorTcp
 from benchmarks.rank import empty
 
 
-def test_the_tcp_floor_takes_two_ranks() -> None:
+def test_the_tcp_floor_takes_equal_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_HOST_ID", "one")
+    store = HashStore()
+    for rank, host in ((1, "one"), (2, "another")):
+        store.set(f"host of {rank}", host)
     peer = FloorTcp()
-    peer.open(Place(0, 3, HashStore()))
+    peer.open(Place(0, 3, store))
 
-    with pytest.raises(UnsupportedError, match="two ranks"):
+    with pytest.raises(UnsupportedError, match="equal hosts"):
         peer.turn(Call(Case("barrier", 3, 0), 0, empty), range(1))
     peer.close()
 
@@ -39,7 +43,7 @@ def pair(limit: float) -> list[FloorTcp]:
 def test_a_rank_that_does_not_come_ends_the_wait() -> None:
     peers = pair(0.05)
 
-    with pytest.raises(TimeoutError, match=r"floor-tcp: the other rank has not come in 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"floor-tcp: another rank has not come in 0\.05 s"):
         peers[0].barrier()
     for peer in peers:
         peer.close()

@@ -16,6 +16,7 @@ from benchmarks.peers import LIBRARIES, make_peer
 from benchmarks.processes import RankFailedError
 from benchmarks.run import run
 from benchmarks.steps.cases import Steps
+from tests.benchmarks.conftest import LONG
 
 pytestmark = pytest.mark.usefixtures("libuv")
 
@@ -94,6 +95,21 @@ def test_ranks_on_hosts_of_their_own() -> None:
     assert measured == {"gloo", "async-tcp", "floor-tcp"}
     assert "at 1gbit, each rank in a network namespace" in report.settings["interface"]
     assert report.settings["congestion"] == "reno"
+
+
+@pytest.mark.benchmarks
+@pytest.mark.slow
+def test_without_a_library_hosts_of_two_ranks_are_right() -> None:
+    suite = replace(
+        TINY, operations=("all_reduce", "broadcast", "all_to_all"), sizes={6: (24, 6 * LONG)}
+    )
+    try:
+        report = run(suite, ["floor-tcp"], apart=True, ranks_per_host=2)
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
+
+    measured = {result.case.operation for result in report.results if result.summary}
+    assert measured == {"all_reduce", "broadcast", "all_to_all"}
 
 
 def test_an_unknown_peer_is_refused() -> None:
