@@ -39,7 +39,8 @@ LIMIT = 60.0
 """Seconds that a rank waits for the other, before it says that nothing comes."""
 
 _CONTROL = b"reno"
-"""TCP's congestion control: none that paces, as there is no network between processes."""
+"""TCP's congestion control within a host: none that paces, as there is no network between processes.
+Between hosts it is the system's, as of all peers."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _HOST = "AIODIST_HOST_ID"
 _SIOCGIFADDR = 0x8915
@@ -397,18 +398,23 @@ def _connection(place: Place, other: int, limit: float) -> socket.socket:
     if place.rank < other:
         with socket.create_server((_address(os.environ.get(_INTERFACE, "lo")), 0)) as server:
             server.settimeout(limit)
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
+            _control(server)
             place.store.set(key, json.dumps(server.getsockname()))
             sock, _ = server.accept()
     else:
         host, port = json.loads(place.store.get(key))
         sock = socket.socket()
         sock.settimeout(limit)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
+        _control(sock)
         sock.connect((host, port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     return sock
+
+
+def _control(sock: socket.socket) -> None:
+    if _HOST not in os.environ:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
 
 
 def _address(interface: str) -> str:
