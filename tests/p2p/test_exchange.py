@@ -19,6 +19,10 @@ RING, A_MESSAGE_IN_IT = 4096, 64
 LENGTHS = {0: 0, 1: EAGER, 2: EAGER + 1, 4: CHUNK * 5 + 3, 5: EAGER - 4}
 """Length of the messages by tag. On tags from 4 on, sends and receives are cancelled as well."""
 
+LONG_RING, LONG_PART = 16384, 8000
+LONG = LENGTHS | {2: 3 * LONG_PART + 1, 4: 5 * LONG_PART + 3}
+"""The same where a part fills half a ring, and is copied in pieces."""
+
 PLAIN, CANCELLED = (0, 1, 2), (4, 5)
 
 
@@ -32,11 +36,15 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
     monkeypatch.setattr(outbox, "HOST_EAGER_BYTES", EAGER - 2)
     monkeypatch.setattr(outbox, "JOINED_BYTES", 20)
-    monkeypatch.setattr(message_ring, "MIN_BYTES", RING)
-    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", RING)
-    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", RING)
+    set_ring(monkeypatch, RING)
     monkeypatch.setattr(shm_sender, "PART_BYTES", 20)
     monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
+
+
+def set_ring(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(message_ring, "MIN_BYTES", nbytes)
+    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", nbytes)
+    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", nbytes)
 
 
 def key_of(tag: int) -> Key:
@@ -46,8 +54,9 @@ def key_of(tag: int) -> Key:
 class Exchange:
     """Random sends, receives, cancellations and deliveries in both directions."""
 
-    def __init__(self, seed: int, shared_bytes: int) -> None:
+    def __init__(self, seed: int, shared_bytes: int, lengths: dict[int, int] = LENGTHS) -> None:
         self.random = random.Random(seed)
+        self.lengths = lengths
         self.pair = Pair(SMALL_WINDOW, shared_bytes=shared_bytes)
         self.sides = (self.pair.a, self.pair.b)
         self.count = 0
@@ -80,10 +89,10 @@ class Exchange:
 
     def send(self) -> None:
         number, side = self.direction()
-        tag = self.random.choice(list(LENGTHS))
+        tag = self.random.choice(list(self.lengths))
         for _ in range(self.random.randint(1, 6)):
             self.count += 1
-            content = (self.count.to_bytes(3, "little") * LENGTHS[tag])[: LENGTHS[tag]]
+            content = (self.count.to_bytes(3, "little") * self.lengths[tag])[: self.lengths[tag]]
             data = bytearray(content)
             message = self.at_once(side, key_of(tag), data) or side.send(key_of(tag), data)
             self.sent.setdefault((number, tag), []).append((message, content, data))
@@ -101,9 +110,9 @@ class Exchange:
     def recv(self) -> None:
         number, _ = self.direction()
         number = 1 - number
-        tag = self.random.choice(list(LENGTHS))
+        tag = self.random.choice(list(self.lengths))
         source = self.random.choice([ANY_SOURCE, None])
-        size = self.random.choice([LENGTHS[tag], None])
+        size = self.random.choice([self.lengths[tag], None])
         for _ in range(self.random.randint(1, 4)):
             one = self.sides[number].recv(key_of(tag), size, source)
             self.receives.setdefault((number, tag), []).append(one)
@@ -142,8 +151,8 @@ class Exchange:
 
     def check_window(self) -> None:
         for side in self.sides:
-            kept = SMALL_WINDOW + max(LENGTHS.values()) * len(self.cancelled)
-            kept += RING
+            kept = SMALL_WINDOW + max(self.lengths.values()) * len(self.cancelled)
+            kept += shared_memory.MAX_RING_BYTES
             assert side.inbox.matcher.arrived_bytes() <= kept
             self.stalls += side.peer.stalled
             assert side.peer.outbox.credit <= SMALL_WINDOW
@@ -152,7 +161,7 @@ class Exchange:
         self.pair.settle()
         self.scribble()
         for number, side in enumerate(self.sides):
-            for tag in LENGTHS:
+            for tag in self.lengths:
                 self.check_tag(number, tag)
             other = self.sides[1 - number]
             waiting = [a for queue in other.inbox.matcher.arrived.values() for a in queue]
@@ -182,17 +191,25 @@ class Exchange:
             assert all(message.done for message, _, _ in messages)
 
 
-@pytest.mark.parametrize("way", ["streams", "parts in rings", "messages in rings"])
+@pytest.mark.parametrize(
+    "way", ["streams", "parts in rings", "messages in rings", "long parts in rings"]
+)
 @pytest.mark.parametrize("block", range(4))
 def test_every_message_arrives_once_in_order_and_within_the_window(
     block: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stalls = 0
     shared_bytes = 0 if way == "streams" else 1 << 20
-    if way == "messages in rings":  # which are full at times, and not for all messages
+    if way in ("messages in rings", "long parts in rings"):  # full at times, not for all messages
         monkeypatch.setattr(shm_sender, "RING_BYTES", A_MESSAGE_IN_IT)
+    if way == "long parts in rings":
+        set_ring(monkeypatch, LONG_RING)
+        monkeypatch.setattr(shm_sender, "PART_BYTES", LONG_PART)
+        monkeypatch.setattr(shm_sender, "PIECE_BYTES", LONG_PART // 3)
     for seed in range(block * 60, block * 60 + 60):
-        exchange = Exchange(seed, shared_bytes)
+        exchange = Exchange(seed, shared_bytes, LONG if way == "long parts in rings" else LENGTHS)
+        for side in exchange.sides:
+            side.spin_policy.active = bool(seed % 2)
         try:
             exchange.run(150)
             for side in exchange.sides:
