@@ -97,7 +97,7 @@ class _Resident:
     def __init__(self, magics: RanksMagics) -> None:
         self._magics = magics
 
-    may_stand_still = False
+    longest_pause = 0.0
 
     async def leave(self) -> None:
         """Do as `RanksMagics.leave`."""

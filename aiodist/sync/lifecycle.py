@@ -15,6 +15,7 @@ from aiodist.groups.world import World, current_world
 from aiodist.observe.answering import heed_signal
 from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
+from aiodist.sync.loop_handoff import LONGEST_LINGER
 from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
 from aiodist.types import DEFAULT_TIMEOUT
@@ -31,8 +32,8 @@ class Member:
     store: Any = None
 
     @property
-    def may_stand_still(self) -> bool:
-        return self.world.may_stand_still
+    def longest_pause(self) -> float:
+        return LONGEST_LINGER if self.world.may_stand_still else 0.0
 
     async def leave(self) -> None:
         await closing.close_world(self.world, _EXIT_SECONDS)

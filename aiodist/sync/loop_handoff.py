@@ -36,11 +36,11 @@ _getsignal, _signal_to = _signal.getsignal, _signal.signal
 _raise_interrupt = _signal.default_int_handler
 _get_ident = threading.get_ident
 
-_LINGER = 5e-3
+LINGER = 5e-3
 """For so long after a call the loop's thread waits for the next one, and looks at this interval for
 what calls have left."""
 
-_LONGEST_LINGER = 40e-3
+LONGEST_LINGER = 40e-3
 """The same while calls go on."""
 
 _LONGEST = 60.0
@@ -55,10 +55,10 @@ Events = list[tuple[selectors.SelectorKey, int]]
 class LoopHandoff:
     """The loop lock: the thread that holds it may use the objects of one loop."""
 
-    def __init__(self, may_stand_still: Callable[[], bool] = lambda: False) -> None:
-        """``may_stand_still()``: whether no operation is under way, so that streams can wait a moment."""
+    def __init__(self, longest_pause: Callable[[], float] = lambda: 0.0) -> None:
+        """``longest_pause()``: for how many seconds streams can wait; 0 while an operation is under way."""
         self.interrupts = Interrupts(threading.main_thread().ident)
-        self._may_stand_still = may_stand_still
+        self._longest_pause = longest_pause
         self.loop_lock = threading.Lock()  # held by the thread that uses the loop's objects
         self._iteration = threading.Lock()  # held by the loop's thread unless it sleeps
         self._alarm = threading.Lock()  # released to wake the loop's thread where it lingers
@@ -72,7 +72,7 @@ class LoopHandoff:
         self._deep = False  # the loop's thread does not look for that by itself
         self._until = math.inf  # its sleep ends then, of `monotonic`
         self._used = 0.0
-        self._pause = _LINGER  # how long it lingers next
+        self._pause = LINGER  # how long it lingers next
         self._wake: Callable[[], None] = _nothing
         self.sleeper_lock = threading.Lock()
         """Held by the one thread that sleeps by itself in an operation; see `BlockedCaller`."""
@@ -109,26 +109,26 @@ class LoopHandoff:
         """Sleep without the loop lock until there is something to do."""
         events: Events = []
         while not events and (left := self._until - (now := monotonic())) > 0:
-            self._deep = now - self._used > _LINGER
+            self._deep = now - self._used > LINGER
             # Invariant: _deep is stored before this looks, and a driving thread has stored
             # _scheduled before it looks at _deep. So one of the two sees the other's.
             if self._deep and self._scheduled:
                 break
             if self._deep:
-                self._pause = _LINGER
+                self._pause = LINGER
                 events = select(min(left, _LONGEST))
-            elif self._may_stand_still():
-                self._linger(min(left, self._pause))
-                self._pause = min(2 * self._pause, _LONGEST_LINGER)
+            elif longest := self._longest_pause():
+                self._linger(min(left, self._pause, longest))
+                self._pause = min(2 * self._pause, LONGEST_LINGER)
                 events = select(0)
             else:
-                events = select(min(left, _LINGER))
+                events = select(min(left, LINGER))
             if self._scheduled or self._recalled:
                 break
             if (
                 events and self.loop_lock.locked()
             ):  # the thread that drives reads the streams itself
-                self._linger(_LINGER)
+                self._linger(LINGER)
                 events = select(0)
 
     def _linger(self, seconds: float) -> None:

@@ -26,7 +26,7 @@ from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
-from aiodist.sync.loop_handoff import HandoffLoop, LoopHandoff
+from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, LoopHandoff
 from aiodist.tensors.cuda_streams import on_callers_stream
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ class Resident(Protocol):
     """An object that uses the portal's loop and keeps it running: a world, a store."""
 
     @property
-    def may_stand_still(self) -> bool:
-        """Whether the loop has nothing of it to do that could not wait for some moments. Any thread."""
+    def longest_pause(self) -> float:
+        """For how many seconds the loop may leave its streams unread; 0: not at all. Any thread."""
 
     async def leave(self) -> None:
         """Close at the end of the process, within few seconds, and tell the other side."""
@@ -68,7 +68,7 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
-        self.handoff = LoopHandoff(self._may_stand_still)
+        self.handoff = LoopHandoff(self._longest_pause)
         """By which a thread uses the loop while that sleeps."""
         self._inherited: list[object] = []
         self._finalizer: Any = None
@@ -307,8 +307,8 @@ class Portal:
         if loop is not None and resident in self._residents:
             asyncio.run_coroutine_threadsafe(self._departure(resident), loop)
 
-    def _may_stand_still(self) -> bool:
-        return all(resident.may_stand_still for resident in tuple(self._residents))
+    def _longest_pause(self) -> float:
+        return min((each.longest_pause for each in tuple(self._residents)), default=LONGEST_LINGER)
 
     async def _departure(self, resident: Resident) -> None:
         try:
@@ -359,7 +359,7 @@ class Portal:
         # instance. The child keeps the objects, so that the garbage collector does not close them.
         loop, residents = self._loop, self._residents
         self.handoff.interrupts.retire()
-        self.handoff = LoopHandoff(self._may_stand_still)
+        self.handoff = LoopHandoff(self._longest_pause)
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None

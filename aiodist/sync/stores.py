@@ -20,6 +20,7 @@ from aiodist.store import MemoryStore, TcpStore, TcpStoreServer
 from aiodist.store import PrefixStore as AsyncPrefixStore
 from aiodist.store import Store as AsyncStore
 from aiodist.store.base_store import STORE_TIMEOUT
+from aiodist.sync.loop_handoff import LINGER, LONGEST_LINGER
 from aiodist.sync.portal import Portal, portal
 
 T = TypeVar("T")
@@ -191,7 +192,9 @@ class _Resident:
         self.store = store
         self.server = server
 
-    may_stand_still = True
+    @property
+    def longest_pause(self) -> float:
+        return LONGEST_LINGER if self.server is None else LINGER
 
     async def leave(self) -> None:
         await self.store.close()

@@ -18,7 +18,7 @@ import pytest
 
 from aiodist.errors import InvalidUsageError
 from aiodist.sync import loop_handoff
-from aiodist.sync.loop_handoff import HandoffLoop, Interrupts, LoopHandoff
+from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, Interrupts, LoopHandoff
 from aiodist.sync.portal import Portal
 from tests.limits import scaled
 
@@ -27,7 +27,7 @@ from tests.limits import scaled
 def handoff(request: pytest.FixtureRequest) -> Iterator[LoopHandoff]:
     """That of a loop that runs in a thread, in the attribute ``loop``. Parameter: whether it lingers."""
     lingers = getattr(request, "param", False)
-    with running(LoopHandoff(lambda: lingers)) as handoff:
+    with running(LoopHandoff(lambda: LONGEST_LINGER if lingers else 0.0)) as handoff:
         yield handoff
 
 
@@ -118,7 +118,7 @@ def test_a_timer_of_later_wakes_no_thread_and_comes(monkeypatch: pytest.MonkeyPa
 
 
 def test_while_calls_go_on_the_loops_thread_wakes_up_seldom() -> None:
-    handoff = LoopHandoff(lambda: True)
+    handoff = LoopHandoff(lambda: LONGEST_LINGER)
     looks: list[float] = []
 
     def select(seconds: float | None) -> list[Any]:
