@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import multiprocessing
 import os
 import signal
@@ -19,7 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-SCALE_VARIABLE = "AIODIST_TEST_TIMEOUT_SCALE"
+from tests.limits import timeout_scale
+
 GRACE_SECONDS = 2.0
 """How long a thread, child or descriptor that is on its way out may take to be gone."""
 
@@ -40,18 +40,6 @@ for ignored, default in (
 ):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, default)
-
-
-def timeout_scale() -> float:
-    """The factor on every time limit of the suite: above 1 on a slow or busy machine."""
-    text = os.environ.get(SCALE_VARIABLE, "1")
-    try:
-        scale = float(text)
-    except ValueError:
-        scale = math.nan
-    if not 0 < scale < math.inf:
-        raise pytest.UsageError(f"{SCALE_VARIABLE} must be a positive number, not {text!r}")
-    return scale
 
 
 BY_REQUEST = (

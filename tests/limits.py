@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import threading
 from collections.abc import Callable
 
-from tests.conftest import timeout_scale
+import pytest
+
+SCALE_VARIABLE = "AIODIST_TEST_TIMEOUT_SCALE"
+
+
+def timeout_scale() -> float:
+    """The factor on every time limit of the suite: above 1 on a slow or busy machine."""
+    text = os.environ.get(SCALE_VARIABLE, "1")
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise pytest.UsageError(f"{SCALE_VARIABLE} must be a positive number, not {text!r}")
+    return scale
 
 
 def scaled(seconds: float) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,9 +80,10 @@ def test_marked():
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A directory with this suite's settings and conftest, to run small suites in."""
     here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", str(here.parent))  # conftest imports tests.limits
     shutil.copy(here / "conftest.py", pytester.path)
     shutil.copy(here.parent / "pyproject.toml", pytester.path)
     return pytester
@@ -122,3 +125,20 @@ def test_a_scale_that_is_no_factor_is_refused(
     result = run(suite, "def test_nothing(): pass")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*AIODIST_TEST_TIMEOUT_SCALE must be a positive*{value}*"])
+
+
+@pytest.mark.slow
+def test_the_programs_of_gpu_tests_need_no_plugin_of_pytest() -> None:
+    """No machine of CI has a GPU, and those that have one may have pytest alone."""
+    folder = Path(__file__).parent / "gpu"
+    programs = [
+        path.stem for path in folder.glob("*.py") if not path.stem.startswith(("test_", "conf"))
+    ]
+    assert "sharing" in programs
+    hidden = ["hypothesis", "pytest_asyncio", "pytest_timeout", "xdist"]
+    lines = [
+        "import sys",
+        f"sys.modules.update(dict.fromkeys({hidden}))",
+        *(f"import tests.gpu.{name}" for name in programs),
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=folder.parents[1], check=True)

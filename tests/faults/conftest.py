@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import timeout_scale
 from tests.faults.cells import Cell, tls_environment
 from tests.faults.nursery import AT_ONCE
 from tests.faults.report import Measured, write_results
+from tests.limits import timeout_scale
 
 ROOT = Path(__file__).parents[2]
 REPORT_VARIABLE = "AIODIST_FAULT_REPORT"

@@ -158,7 +158,9 @@ async def _of_several(
     note: Note,
 ) -> None:
     """The calls for several tensors of each rank; here all are on one device."""
-    root = dist.get_global_rank(group or dist.group.WORLD, 0)
+    whole = group or dist.group.WORLD
+    assert whole is not None
+    root = dist.get_global_rank(whole, 0)
     several = [mine(0), mine(1)]
     await dist.all_reduce_multigpu(several, group=group)
     note("all_reduce_multigpu", *several)

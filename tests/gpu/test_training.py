@@ -153,7 +153,7 @@ def test_a_bucket_follows_every_stream_on_which_it_was_written() -> None:
             delay()
             bucket.put(1)
         with torch.cuda.stream(third):
-            bucket.follow()
+            bucket.seal()
             values = bucket.flat.tolist()
         assert values == [0.5] * (1 << 16) + [1.0] * (1 << 16) + [1, 1]
 

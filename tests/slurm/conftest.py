@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import timeout_scale
+from tests.limits import timeout_scale
 from tests.slurm.cluster import Cluster, cluster, missing
 
 REPOSITORY = Path(__file__).parents[2]
