@@ -21,7 +21,7 @@ from benchmarks.goals import (
 from benchmarks.peers import label
 from benchmarks.results import Report
 from benchmarks.table import NOTHING, markdown_row, ratio_text
-from benchmarks.targets import HOST, NETWORK, StepTarget
+from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK, StepTarget
 
 _PROGRAMS = MappingProxyType(
     {
@@ -29,6 +29,8 @@ _PROGRAMS = MappingProxyType(
         "flags that are polled; no check of arguments, no event loop, no failure handled",
         NETWORK: "Python processes, one TCP connection, from the tensors' memory and into it, numpy's "
         "add as parts come in; no check of arguments, no event loop, no header, no failure handled",
+        FOUR_HOSTS: "Python processes, a TCP connection between any two of different hosts, memory that "
+        "the two of a host map; the rest as between two hosts",
     }
 )
 """What is called no library, by where a run was."""
