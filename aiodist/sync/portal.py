@@ -43,7 +43,7 @@ class Resident(Protocol):
 
     @property
     def longest_pause(self) -> float:
-        """For how many seconds the loop may leave its streams unread; 0: not at all. Any thread."""
+        """How many seconds the loop's streams may stay unread, 0 if none. Any thread may ask."""
 
     async def leave(self) -> None:
         """Close at the end of the process, within few seconds, and tell the other side."""

@@ -74,7 +74,8 @@ def test_sizes_around_every_limit(pair: Pair, size: int, posted_first: bool, wak
     assert send.done
     assert content(recv) == data
     if size > HOST_EAGER_BYTES:
-        assert moved < 4000, "the payload went down the stream"
+        wakes = (size // PART + 1) * len(RING_WAKE)  # at most one a part
+        assert moved < wakes + 200, "the payload went down the stream"
         assert all_room_is_free(pair.a)
 
 
@@ -251,7 +252,7 @@ def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
     while pair.settle_once():
         moved += pair.a.stream.queued()
     assert content(recv) == bytes_of(3 * MIB)
-    assert moved > PART
+    assert moved > 2 * PART
     assert content(pair.b.recv(OTHER, 10)) == b"unexpected"
     assert all_room_is_free(pair.a)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiodist.sync as dist
+from aiodist.sync.loop_handoff import LINGER, LONGEST_LINGER
 
 Make = Callable[[], dist.Store]
 
@@ -36,6 +37,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dist.Store
     yield made
     for each in reversed(opened):
         each.close()
+
+
+def test_the_loop_leaves_the_requests_to_a_server_unread_for_a_short_time_only() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True)
+    client = dist.TCPStore("127.0.0.1", server.port)
+    assert server._resident.longest_pause == LINGER
+    assert client._resident.longest_pause == LONGEST_LINGER
+    client.close()
+    server.close()
 
 
 def test_every_method(store: dist.Store) -> None:
