@@ -17,43 +17,33 @@ from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Received, Recv, RecvNew, Send
 from aiodist.groups.messaging import MessagePlan
-from aiodist.groups.operation import Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.p2p.matching import ANY_SOURCE
 from aiodist.p2p.matching import Recv as Posted
 from aiodist.p2p.shm_sender import RING_BYTES
-from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta
+from aiodist.tensors import Buffer, TensorSignature, decode_meta, empty_like_message, encode_meta
 from aiodist.wire.frames import TENSOR, Key
 
-Opener = Callable[[Tensor], memoryview | None]
 
+class TensorPlan:
+    """What equal sends, or receives from one rank, share: their tensors lie in host memory without gaps."""
 
-class SendPlan:
-    """What equal sends share, of tensors whose bytes lie in host memory without gaps."""
+    __slots__ = ("_memory", "direct", "start")
 
-    __slots__ = ("_opener", "direct", "start")
-
-    def __init__(self, direct: MessagePlan, start: Callable[..., Any], opener: Opener) -> None:
-        """``opener``: as `Buffer.opener`."""
+    def __init__(
+        self,
+        direct: MessagePlan,
+        start: Callable[..., Any],
+        signature: TensorSignature[memoryview],
+    ) -> None:
         self.direct = direct
         self.start = start
-        self._opener = opener
-
-    def views(self, operation: Send) -> memoryview | None:
-        """As `CachedPlan.views`."""
-        return self._opener(operation.tensor)
-
-
-class RecvPlan(SendPlan):
-    """What equal receives from one rank share."""
-
-    __slots__ = ()
+        self._memory = signature.memory
 
     def views(self, operation: Send | Recv) -> memoryview | None:
         """As `CachedPlan.views`."""
-        data = self._opener(operation.tensor)
-        return None if data is None or data.readonly else data
+        return self._memory(operation.tensor)
 
 
 class NativeMessages:
@@ -74,7 +64,6 @@ class NativeMessages:
 
     def _plan(
         self,
-        cls: type[SendPlan],
         start: Callable[..., Any],
         operation: Send | Recv,
         buffer: Buffer,
@@ -84,11 +73,11 @@ class NativeMessages:
         if buffer.is_staged or not 0 < buffer.nbytes <= RING_BYTES:
             return
         key, group = operation.key(), self._group
-        if self._plans.get(key) is None and (opener := buffer.opener()) is not None:
+        if self._plans.get(key) is None and (signature := buffer.signature(_itself)) is not None:
             where = TENSOR, group.id, operation.tag
             meta, peer = encode_meta(buffer), group.ranks[other]
             direct = MessagePlan(operation.kind, peer, where, meta, buffer.nbytes)
-            self._plans.add(key, cls(direct, start, opener))
+            self._plans.add(key, TensorPlan(direct, start, signature))
 
     def _send(self, operation: Send, timeout: float | None) -> Work[None]:
         return self._as_its_loop(self._send_new, operation, timeout)
@@ -102,7 +91,7 @@ class NativeMessages:
     def _send_new(self, operation: Send, timeout: float | None) -> Work[None]:
         tensor, dst, tag = operation.tensor, operation.dst, operation.tag
         buffer = open_buffer(tensor, "tensor", writable=False)
-        self._plan(SendPlan, self._send_by_plan, operation, buffer, dst)
+        self._plan(self._send_by_plan, operation, buffer, dst)
         is_there = None
         if buffer.staging is not None:
             is_there = buffer.staging.load(0, buffer.count)
@@ -128,7 +117,7 @@ class NativeMessages:
         tensor, src, tag = operation.tensor, operation.src, operation.tag
         group, buffer = self._group, open_buffer(tensor, "tensor", writable=True)
         if src is not None:
-            self._plan(RecvPlan, self._recv_by_plan, operation, buffer, src)
+            self._plan(self._recv_by_plan, operation, buffer, src)
 
         def make(key: Key, source: int) -> Posted:
             return Posted(key, source, buffer.view, encode_meta(buffer), self._check)
@@ -195,3 +184,7 @@ def load_now(buffer: Buffer) -> None:
     """Fill a staged copy that was opened with ``load=False``."""
     for _ in buffer.load_parts(buffer.nbytes + 1):
         pass
+
+
+def _itself(view: memoryview) -> memoryview:
+    return view

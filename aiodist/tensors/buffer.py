@@ -74,26 +74,13 @@ class Buffer:
     def signature(self, make: Callable[[memoryview], M]) -> TensorSignature[M] | None:
         """What opens tensors of the owner's type, dtype and shape in few steps.
 
-        None for arrays, and for a device's memory. ``make``: as of `TensorSignature`.
+        None if none can be opened so, as in a device's memory. ``make``: as of `TensorSignature`.
         """
-        if self.kind != "torch" or self.staging is not None:
+        if self.staging is not None:
             return None
-        signature: TensorSignature[M] | None = _torch_memory().signature_of(
-            self.owner, self.nbytes, make
-        )
+        memory: Any = numpy_memory if self.kind == "numpy" else _torch_memory()
+        signature: TensorSignature[M] | None = memory.signature_of(self.owner, self.nbytes, make)
         return signature
-
-    def opener(self) -> Callable[[Any], memoryview | None] | None:
-        """What gives the bytes of tensors of the owner's type, dtype and shape, in few steps.
-
-        It returns None for a tensor that only `buffer_of` can open. None where it could open none.
-        The bytes hold good while the tensor lives, and may be read-only.
-        """
-        if self.kind == "numpy":
-            is_plain = type(self.owner) is np.ndarray and self.nbytes
-            return numpy_memory.plain_bytes if is_plain else None
-        signature = self.signature(_itself)
-        return None if signature is None else signature.memory
 
     def write_back(self) -> None:
         """Copy staged bytes into the owner; nothing where ``view`` is the owner's own memory."""
@@ -137,10 +124,6 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"<Buffer {self.kind} {self.dtype.name}{list(self.shape)}>"
-
-
-def _itself(view: memoryview) -> memoryview:
-    return view
 
 
 def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buffer:

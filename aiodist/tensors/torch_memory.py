@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DTYPES, DType
+from aiodist.tensors.raw_memory import bytes_at
 from aiodist.tensors.self_overlap import overlaps_itself
 from aiodist.tensors.staging import CudaStaging, Staging
 from aiodist.tensors.tensor_signature import M, TensorSignature
@@ -31,22 +30,6 @@ _SUB_BYTE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in range
 _UNCOPYABLE = frozenset(t for d, t in TORCH_DTYPES.items() if d.name in _SUB_BYTE)
 _STRIDED = torch.strided
 _PLAIN: frozenset[type] = frozenset({Tensor, torch.nn.Parameter})
-
-
-class _Memory(ctypes.Array[ctypes.c_ubyte]):
-    """All bytes from an address on; a slice of it is one tensor's memory.
-
-    The instance keeps the tensor alive, and every memoryview keeps the instance. Tensor.numpy()
-    would do so too, but it forbids resizing the tensor's storage for good, which FSDP needs; and
-    numpy has no bfloat16. One type of unbounded length saves making a type for each length.
-    """
-
-    _type_ = ctypes.c_ubyte
-    _length_ = sys.maxsize
-    tensor: Tensor
-
-
-_at: Callable[[int], _Memory] = _Memory.from_address
 
 
 def open_tensor(
@@ -101,7 +84,7 @@ def signature_of(
     def open_at(tensor: Tensor, address: int) -> memoryview | None:
         if tensor.untyped_storage().nbytes() < tensor.storage_offset() * itemsize + nbytes:
             return None
-        return _bytes_at(address, nbytes)
+        return bytes_at(address, nbytes)
 
     return TensorSignature(address_of, open_at, make)
 
@@ -179,13 +162,7 @@ def _bytes_of(tensor: Tensor, dtype: DType, name: str) -> memoryview:
         raise InvalidUsageError(
             f"{name} has no memory: its storage was freed or resized; allocate it first"
         )
-    memory = _at(tensor.data_ptr())
-    memory.tensor = tensor
-    return memoryview(memory)[:nbytes].cast("B")
-
-
-def _bytes_at(address: int, nbytes: int) -> memoryview:
-    return memoryview(_at(address))[:nbytes].cast("B")
+    return bytes_at(tensor.data_ptr(), nbytes, tensor)
 
 
 def _has_other_layout(tensor: Tensor) -> bool:

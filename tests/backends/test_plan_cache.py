@@ -33,6 +33,7 @@ from tests.backends.at_once import native
 from tests.engine.conftest import outcome
 from tests.limits import until
 
+Array = npt.NDArray[np.float64]
 Check = Callable[[], bool]
 
 OPS = {
@@ -238,8 +239,7 @@ def _negated(value: float) -> torch.Tensor:
     return torch._neg_view(torch.full((4,), -value))
 
 
-async def test_tensors_of_a_known_form_are_looked_at_each_time() -> None:
-    """Calls with plain tensors are remembered; equal ones with others are not taken for such."""
+async def test_a_tensor_that_is_like_a_plain_one_but_not_plain_is_not_taken_for_one() -> None:
 
     async def main(rank: int) -> None:
         await meet()
@@ -263,19 +263,75 @@ async def test_tensors_of_a_known_form_are_looked_at_each_time() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], dist.Work[None]]] = {
+def _array(value: float) -> Array:
+    return np.full(4, value)
+
+
+def _backwards(value: float) -> Array:
+    return np.full(4, value)[::-1]
+
+
+def _array_in_columns(value: float) -> Array:
+    return np.full((4, 2), value)[:, 0]
+
+
+async def test_an_array_that_is_like_a_plain_one_but_not_plain_is_not_taken_for_one() -> None:
+    async def main(rank: int) -> None:
+        await meet()
+        for make in (_array, _array_in_columns, _backwards) * 2:
+            data = make(rank + 1.0)
+            await dist.all_reduce(data)
+            assert (data == 3).all()
+            await dist.broadcast(data, 0)
+            await dist.reduce(data, 1)
+            assert (data == 3 + 3 * rank).all()
+        fixed = np.full(4, 7.0)
+        fixed.flags.writeable = False
+        with pytest.raises(dist.InvalidUsageError, match="read-only"):
+            dist.all_reduce(fixed)
+        data = np.zeros(4)
+        await dist.broadcast(fixed if rank == 0 else data, 0)
+        assert rank == 0 or (data == 7).all()
+        await meet()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+PAIRS: dict[str, Callable[[Any, Any], dist.Work[None]]] = {
     "all_gather": dist.all_gather_into_tensor,
     "all_to_all": dist.all_to_all_single,
     "reduce_scatter": dist.reduce_scatter_tensor,
 }
 
 
+def _row_of_tensor(value: float, size: int) -> torch.Tensor:
+    return torch.full((size,), value)
+
+
+def _negated_column(value: float, size: int) -> torch.Tensor:
+    return torch._neg_view(torch.full((size, 2), -value)[:, 0])
+
+
+def _row_of_array(value: float, size: int) -> Array:
+    return np.full(size, value)
+
+
+def _column_of_array(value: float, size: int) -> Array:
+    return np.full((size, 2), value)[:, 0]
+
+
 @pytest.mark.parametrize("kind", PAIRS)
-async def test_pairs_of_a_known_form_are_looked_at_each_time(kind: str) -> None:
-    """Either of the two may be one that only looks like those before."""
+@pytest.mark.parametrize(
+    ("plain", "strange"),
+    [(_row_of_tensor, _negated_column), (_row_of_array, _column_of_array)],
+    ids=["torch", "numpy"],
+)
+async def test_either_of_two_may_be_like_a_plain_one_but_not_plain(
+    kind: str, plain: Callable[[float, int], Any], strange: Callable[[float, int], Any]
+) -> None:
     start = PAIRS[kind]
 
-    def pair(rank: int, make: Callable[[float, int], torch.Tensor]) -> list[torch.Tensor]:
+    def pair(rank: int, make: Callable[[float, int], Any]) -> list[Any]:
         short, long = make(rank + 1.0, 4), make(rank + 1.0, 8)
         if kind == "all_gather":
             return [long, short]
@@ -283,12 +339,6 @@ async def test_pairs_of_a_known_form_are_looked_at_each_time(kind: str) -> None:
 
     def expected() -> list[float]:
         return [3.0] * 4 if kind == "reduce_scatter" else [1.0] * 4 + [2.0] * 4
-
-    def strange(value: float, size: int) -> torch.Tensor:
-        return torch._neg_view(torch.full((size, 2), -value)[:, 0])
-
-    def plain(value: float, size: int) -> torch.Tensor:
-        return torch.full((size,), value)
 
     async def main(rank: int) -> None:
         await meet()
@@ -299,7 +349,7 @@ async def test_pairs_of_a_known_form_are_looked_at_each_time(kind: str) -> None:
             await start(target, source)
             assert target.tolist() == expected(), step
             with pytest.raises(dist.InvalidUsageError):
-                start(target, torch.ones(3, dtype=torch.float64))
+                start(target, torch.ones(3, dtype=torch.int16))
         await meet()
 
     await run_ranks(2, main, "shm", timeout=20)

@@ -1,9 +1,10 @@
-"""Forms: tensors like one that is known, opened in few steps, or left to `buffer_of`."""
+"""Tensors like one that is known are opened in few steps, or left to `buffer_of`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +13,15 @@ import torch
 from aiodist.tensors import TensorSignature, buffer_of
 from tests.backends.copy_engine import copied_by_thread
 
+Array = np.ndarray[Any, np.dtype[Any]]
 Bytes = TensorSignature[memoryview]
 
 
-def signature_of(tensor: torch.Tensor) -> Bytes | None:
+def signature_of(tensor: torch.Tensor | Array) -> Bytes | None:
     return buffer_of(tensor, "tensor", writable=True).signature(lambda view: view)
 
 
-def known(tensor: torch.Tensor) -> Bytes:
+def known(tensor: torch.Tensor | Array) -> Bytes:
     signature = signature_of(tensor)
     assert signature is not None
     return signature
@@ -106,6 +108,38 @@ def test_a_device_tensor_has_no_cached_view() -> None:
     assert signature_of(torch.zeros(3)) is not None
 
 
-def test_arrays_and_tensors_of_nothing_have_no_form() -> None:
-    assert buffer_of(np.zeros(3), "array", writable=True).signature(bytes) is None
+def test_tensors_of_nothing_have_no_signature() -> None:
     assert signature_of(torch.zeros(0)) is None
+    assert signature_of(np.zeros(0)) is None
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "float16", "float32", "float64", "complex64", "longdouble"]
+)
+def test_the_memory_of_an_array_is_its_own(dtype: str) -> None:
+    signature = known(np.zeros((2, 3), dtype))
+    scalar = known(np.zeros((), dtype))
+    for array in (np.ones((2, 3), dtype), np.ones((5, 2, 3), dtype)[2]):
+        memory = signature.memory(array)
+        assert memory is not None
+        assert bytes(memory) == array.tobytes()
+        memory[: array.itemsize] = np.zeros(1, dtype).tobytes()
+        assert array[0, 0] == 0
+        assert signature.memory(array[:]) is memory
+    one = np.ones((), dtype)
+    memory = scalar.memory(one)
+    assert memory is not None
+    assert bytes(memory) == one.tobytes()
+
+
+def _read_only() -> Array:
+    array = np.zeros(4)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("other", [_read_only(), np.zeros((4, 2))[:, 0], np.zeros(4)[::-1]])
+def test_an_array_that_is_read_only_or_has_gaps_has_no_cached_view(other: Array) -> None:
+    signature = known(np.zeros(4))
+    assert signature.memory(other) is None
+    assert signature.memory(np.zeros(4)) is not None
