@@ -23,7 +23,7 @@ class CompletedWork(Work[T]):
     _error = None
     _context = None
     _driver = None
-    _timer = None
+    _deadline_in = None
     _unheard = None
     _retrieved = True
     _site = None

@@ -378,7 +378,6 @@ class MessageContext:
         "_status_query",
         "_tag",
         "_what",
-        "due",
         "recv",
     )
 
@@ -395,7 +394,6 @@ class MessageContext:
         """The receive that is posted, if this is one."""
         self._send: Send | None = None
         self._status_query = 0  # the number of a status query
-        self.due = 0.0
         """When the group's timeout ends it, in seconds of the loop; 0 where that is not so."""
 
     @property

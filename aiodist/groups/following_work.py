@@ -27,7 +27,7 @@ def following(
         return await finish()
 
     both: Work[T] = Work(loop, context, work._recorded)
-    both._start_body(body(), None)
+    both._start_body(body())
     return both
 
 

@@ -96,6 +96,7 @@ class GroupEngine(Messaging):
         done = self.backend.start(operation, timeout)
         if isinstance(done, tuple):  # as `completed`, without its call
             return CompletedWork(self._loop, done, self._spin_policy.turn_is_due(done[-1]))
+        done._called_here()
         return done
 
     def collective(
@@ -141,7 +142,8 @@ class GroupEngine(Messaging):
                 context.listen()
             gate = self._gate if messenger is None else None
             run = body(context) if gate is None else through_gate(gate, context, body)
-            work._start_body(run, self.timeout if timeout is None else timeout)
+            work._start_body(run)
+            self._limit(work, timeout)
         return work
 
     def start_plan(
@@ -203,7 +205,8 @@ class GroupEngine(Messaging):
         work: Work[None] = Work(self.world.loop, context, record)
         self._active[sequence] = work
         context.take_up(operation)
-        work._start_body(body, self.timeout if timeout is None else timeout)
+        work._start_body(body)
+        self._limit(work, timeout)
         if self._error is not None:  # since it began
             work._fail(self._error.again())
         return work

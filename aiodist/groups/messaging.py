@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
@@ -18,6 +15,7 @@ from aiodist.groups.contexts import CollectiveContext, MessageContext
 from aiodist.groups.group_lifecycle import GroupLifecycle, Settings
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.naming import call_of
+from aiodist.groups.operation_deadlines import OperationDeadlines
 from aiodist.groups.status_query import StatusQueries
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord, Facts, Record
@@ -101,11 +99,11 @@ class Messaging(GroupLifecycle):
     ) -> None:
         super().__init__(world, name, ranks, backend_name, timeout, settings)
         self._messages: dict[MessageContext, Work[Any]] = {}
-        self._timer: asyncio.TimerHandle | None = None  # for those that the group's timeout ends
         self._left: set[int] = set()  # members that said goodbye
         self._messenger: Messenger | None = None
         self._gate: CollectiveGate | None = None
         self._loop = world.loop
+        self._deadlines = OperationDeadlines(world.loop)
         self._spin_policy = self.endpoint.spin_policy
         self._spin = BoundedSpin(self._spin_policy)
         self.status_queries = StatusQueries(world.loop, self.endpoint, self.id)
@@ -146,8 +144,8 @@ class Messaging(GroupLifecycle):
         context = MessageContext(self, messenger, what, to, tag)
         context.sending(message)
         work: Work[None] = self._register(context, record)
-        work._follow(message, _nothing, timeout)
-        self._limit(context, timeout)
+        work._follow(message, _nothing)
+        self._limit(work, timeout)
         return work
 
     def send_at_once(self, plan: MessagePlan, data: memoryview) -> CompletedRecord | None:
@@ -273,10 +271,10 @@ class Messaging(GroupLifecycle):
                 work._came_from(sender)
                 return result
 
-        work._follow(context.receiving(messenger.recv(recv)), end, timeout)
+        work._follow(context.receiving(messenger.recv(recv)), end)
         if recv.done:
             work._over_at(self._spin_policy)
-        self._limit(context, timeout)
+        self._limit(work, timeout)
         if self._left and from_any:
             self._fail_lonely()
         return work
@@ -308,8 +306,8 @@ class Messaging(GroupLifecycle):
         context = MessageContext(self, messenger or self.messenger, what, end, tag)
         record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
         work: Work[T] = self._register(context, record)
-        work._start_body(_run_body(work, context, body), timeout)
-        self._limit(context, timeout)
+        work._start_body(_run_body(work, context, body))
+        self._limit(work, timeout)
         if self._left and context.from_any_rank:
             self._fail_lonely()
         return work
@@ -336,32 +334,13 @@ class Messaging(GroupLifecycle):
     def message_ended(self, context: MessageContext) -> None:
         self._messages.pop(context, None)
 
-    def _limit(self, context: MessageContext, timeout: float | None) -> None:
-        """Let the group's timeout end the message, unless it has a ``timeout`` of its own.
-
-        One timer serves all these messages: most end soon, and never learn of it.
-        """
-        seconds, loop = self.timeout, self.world.loop
-        if timeout is None and seconds is not None and seconds < math.inf:
-            context.due = loop.time() + seconds
-            if self._timer is None and context in self._messages:
-                self._timer = loop.call_at(context.due, _end_late, weakref.ref(self))
+    def _limit(self, work: Work[Any], timeout: float | None) -> None:
+        """Let ``work`` fail after ``timeout`` seconds, the group's where None."""
+        self._deadlines.add(work, self.timeout if timeout is None else timeout)
 
     def close(self, error: GroupClosedError) -> None:
         super().close(error)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end_late(self) -> None:
-        """Expire the messages whose time is up, and set the timer for the next one."""
-        self._timer, now = None, self.world.loop.time()
-        for context, work in list(self._messages.items()):
-            if 0 < context.due <= now:
-                work._expire(self.timeout or 0.0)
-        left = [context.due for context in self._messages if context.due > now]
-        if left:
-            self._timer = self.world.loop.call_at(min(left), _end_late, weakref.ref(self))
+        self._deadlines.close()
 
     def _fail_lonely(self) -> None:
         """Fail receives from any rank once no other rank is left. Connect to those that may have left."""
@@ -378,12 +357,6 @@ class Messaging(GroupLifecycle):
                     departure="left",
                 )
             )
-
-
-def _end_late(group: weakref.ref[Messaging]) -> None:
-    """Call its namesake, of a group that the timer does not keep alive."""
-    if (messaging := group()) is not None:
-        messaging._end_late()
 
 
 async def _run_body(

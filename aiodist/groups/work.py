@@ -45,6 +45,7 @@ class Work(Coroutine[Any, Any, T]):
         "_asked",
         "_callbacks",
         "_context",
+        "_deadline_in",
         "_done",
         "_driver",
         "_error",
@@ -54,7 +55,6 @@ class Work(Coroutine[Any, Any, T]):
         "_retrieved",
         "_site",
         "_source",
-        "_timer",
         "_unheard",
         "_value",
         "_yields",
@@ -78,7 +78,7 @@ class Work(Coroutine[Any, Any, T]):
         self._source = -1
         self._yields = False  # its first await yields to the loop, though it has ended
         self._callbacks: list[Callable[[], None]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_in: dict[Work[Any], float] | None = None  # of `OperationDeadlines`
         self._driver: Driver[T] | Once[T] | None = None
 
     @property
@@ -88,25 +88,23 @@ class Work(Coroutine[Any, Any, T]):
 
     # -- for the engine
 
-    def _start_body(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
+    def _start_body(self, body: Coroutine[Any, Any, T]) -> None:
         """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
-        self._run(Driver(body, self._ended), timeout)
+        self._run(Driver(body, self._ended))
 
-    def _follow(
-        self, pending: Pending[Any], finish: Callable[[Any], T], timeout: float | None
-    ) -> None:
+    def _follow(self, pending: Pending[Any], finish: Callable[[Any], T]) -> None:
         """End with what ``finish(value of pending)`` returns; now, if ``pending`` is done."""
-        self._run(Once(pending, finish, self._ended), timeout)
+        self._run(Once(pending, finish, self._ended))
 
-    def _run(self, driver: Driver[T] | Once[T], timeout: float | None) -> None:
+    def _run(self, driver: Driver[T] | Once[T]) -> None:
         self._recorded.started = monotonic_ns()
         self._driver = driver
         driver.start()
-        if self._done:
-            return
-        self._site = call_site(4, self._loop.get_debug())
-        if timeout is not None and timeout < math.inf:
-            self._timer = self._loop.call_later(timeout, self._expire, timeout)
+
+    def _called_here(self) -> None:
+        """Note the place of the call: the caller gets this handle, and may forget it."""
+        if not self._done:
+            self._site = call_site(3, self._loop.get_debug())
 
     def _over_at(self, spin_policy: SpinPolicy) -> None:
         """Note that the operation completed synchronously: its first ``await`` may yield to the loop."""
@@ -133,9 +131,9 @@ class Work(Coroutine[Any, Any, T]):
         context, self._context = self._context, None
         if context is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._deadline_in is not None:
+            self._deadline_in.pop(self, None)
+            self._deadline_in = None
         self._driver = None
         if isinstance(error, (DistError, asyncio.CancelledError)):
             # The frames it came through hold the tensors and, in a circle, the error itself.
