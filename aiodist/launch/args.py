@@ -25,6 +25,9 @@ _OF_A_RANK = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 
+_NEAR = 0.75
+"""How alike an option and a mistyped one are, dashes included: --tranport is not meant as --master-port."""
+
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
 
@@ -79,7 +82,7 @@ class Parser(argparse.ArgumentParser):
             known = [
                 each for each in known if each.replace("_", "-") not in known or "_" not in each
             ]
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(name, known, 1, _NEAR)
             if "--nproc-per-node" in known and _COUNT_ELSEWHERE.match(name):
                 close = ["-n" if "-n" in known else "--nproc-per-node"]
             hint = f" (did you mean {close[0]}?)" if close else ""

@@ -94,6 +94,7 @@ MISTAKES = [
     (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
     (["trace"], "required: DIR\n"),
     (["top", "a", "b"], "unexpected argument 'b'"),
+    (["run", "--tranport", "tcp", "train.py"], "unknown option --tranport; options of the script"),
     (["run", "--logdir", "x", "train.py"], "unknown option --logdir (did you mean --log-dir?)"),
     (["dump"], "required: DIR\n"),
     ([], "usage: aiodist COMMAND"),
