@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from datetime import timedelta
+from numbers import Real
 from typing import Protocol
 
 from aiodist.errors import InvalidUsageError
@@ -55,7 +56,7 @@ def to_seconds(timeout: float | timedelta | None) -> float | None:
         return None
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
-    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+    elif isinstance(timeout, Real) and not isinstance(timeout, bool):
         seconds = float(timeout)
     else:
         raise TypeError(

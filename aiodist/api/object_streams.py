@@ -54,8 +54,8 @@ def open_stream(
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, peer, group_peer, "peer"), "peer")
+    window, max_bytes = check_int(window, "window"), check_int(max_bytes, "max_bytes")
     for name, value in (("window", window), ("max_bytes", max_bytes)):
-        check_int(value, name)
         if value < 1:
             raise InvalidUsageError(f"{name} must be at least 1, not {value}")
     return pg.backend.open_stream(to, check_tag(tag), window, max_bytes, pickles(pg, allow_pickle))

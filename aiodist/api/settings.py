@@ -11,7 +11,7 @@ from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import check_int
+from aiodist.groups.argument_checks import check_bool, check_int
 from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import SHORTEST
 from aiodist.p2p.endpoint import DEFAULT_WINDOW
@@ -56,12 +56,13 @@ def schemes_from(environ: Mapping[str, str]) -> list[str]:
 def pickle_from(argument: bool | None, environ: Mapping[str, str]) -> bool:
     """Return whether operations without ``allow_pickle`` pickle objects; False by default.
 
-    Raises InvalidUsageError where AIODIST_ALLOW_PICKLE is neither 0 nor 1.
+    Raises TypeError for an argument that is no bool, InvalidUsageError where AIODIST_ALLOW_PICKLE is
+    neither 0 nor 1.
     """
     text = environ.get(PICKLE_VARIABLE, "").strip()
     if text not in ("", "0", "1"):
         raise InvalidUsageError(f"{PICKLE_VARIABLE} must be 0 or 1, not {text!r}")
-    return text == "1" if argument is None else argument
+    return text == "1" if argument is None else check_bool(argument, "allow_pickle")
 
 
 def timeout_from(argument: float | timedelta | None) -> float | None:
@@ -122,8 +123,8 @@ def window_from(argument: int | None, environ: Mapping[str, str]) -> int:
     """
     text = environ.get("AIODIST_BUFFER_BYTES", "")
     if argument is not None:
-        check_int(argument, "buffer_bytes")
-        what, count = f"buffer_bytes must be at least {_LEAST_WINDOW}", argument
+        count = check_int(argument, "buffer_bytes")
+        what = f"buffer_bytes must be at least {_LEAST_WINDOW}"
     elif text:
         what = f"AIODIST_BUFFER_BYTES must be a number of bytes, at least {_LEAST_WINDOW}"
         count = int(text) if text.isdecimal() else 0
@@ -141,9 +142,9 @@ def capacity_from(argument: int | None, size: int) -> int:
     """
     if argument is None:
         return size
-    check_int(argument, "capacity")
-    if argument < size:
+    capacity = check_int(argument, "capacity")
+    if capacity < size:
         raise InvalidUsageError(
-            f"capacity must be at least the {size} ranks of the start, not {argument}"
+            f"capacity must be at least the {size} ranks of the start, not {capacity}"
         )
-    return argument
+    return capacity

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from operator import index
 from typing import Any, Protocol
 
 from aiodist.errors import InvalidUsageError
@@ -59,7 +61,9 @@ def arrived(obj: Any) -> Any:
 
 def pickles(group: GroupFacts, allow_pickle: bool | None) -> bool:
     """Return ``allow_pickle``; where None, what ``init_process_group`` was told."""
-    return group.world.allow_pickle if allow_pickle is None else allow_pickle
+    if allow_pickle is None:
+        return group.world.allow_pickle
+    return check_bool(allow_pickle, "allow_pickle")
 
 
 def check_mutable(objects: Any, name: str) -> list[Any]:
@@ -91,7 +95,7 @@ def check_rank(
     if global_rank is not None and group_rank is not None:
         raise InvalidUsageError(f"pass {name} or group_{name}, not both")
     if group_rank is not None:
-        check_int(group_rank, f"group_{name}")
+        group_rank = check_int(group_rank, f"group_{name}")
         if not 0 <= group_rank < group.size:
             raise InvalidUsageError(
                 f"group_{name} {group_rank} is out of range: group {group.group_name!r} has ranks 0 to "
@@ -103,7 +107,7 @@ def check_rank(
             raise InvalidUsageError(f"pass {name} (a global rank) or group_{name}")
         return default
     if type(global_rank) is not int:
-        check_int(global_rank, name)
+        global_rank = check_int(global_rank, name)
     if not 0 <= global_rank < group.world.size:
         raise InvalidUsageError(
             f"{name} {global_rank} is out of range: the world has ranks 0 to {group.world.size - 1}"
@@ -130,18 +134,18 @@ def check_source(group: NumberedGroup, src: int | None, group_src: int | None) -
 def check_tag(tag: int) -> int:
     """Return a tag as it goes on the wire."""
     if type(tag) is not int:
-        check_int(tag, "tag")
+        tag = check_int(tag, "tag")
     if not -(1 << 63) <= tag < 1 << 63:
         raise InvalidUsageError(f"tag must fit in 64 bits, got {tag}")
     return tag
 
 
-def check_index(index: Any, name: str, size: int, of: str) -> int:
+def check_index(value: Any, name: str, size: int, of: str) -> int:
     """Return a place in the list ``of``, which has ``size`` entries."""
-    check_int(index, name)
-    if not 0 <= index < size:
-        raise InvalidUsageError(f"{name} {index} is out of range: {of} has entries 0 to {size - 1}")
-    return int(index)
+    place = check_int(value, name)
+    if not 0 <= place < size:
+        raise InvalidUsageError(f"{name} {place} is out of range: {of} has entries 0 to {size - 1}")
+    return place
 
 
 def check_list(items: Any, name: str, size: int | None = None, each: str = "rank") -> list[Any]:
@@ -187,9 +191,8 @@ def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tu
     """Return ranks of a new group, numbers below ``size`` in ``where``: distinct, at least one."""
     if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
         raise TypeError(f"ranks must be a list of ints, not {type(ranks).__name__}")
-    chosen = tuple(ranks)
+    chosen = tuple(check_int(rank, "each of ranks") for rank in ranks)
     for rank in chosen:
-        check_int(rank, "each of ranks")
         if not 0 <= rank < size:
             raise InvalidUsageError(
                 f"rank {rank} is out of range: {where} has ranks 0 to {size - 1}"
@@ -201,7 +204,16 @@ def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tu
     return chosen
 
 
-def check_int(value: Any, name: str) -> None:
-    """Raise TypeError unless ``value`` is an int and not a bool."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+def check_int(value: Any, name: str) -> int:
+    """Return an integer of Python, numpy or torch as an int. Raises TypeError for others and for a bool."""
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return index(value)
+    raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+
+
+def check_bool(value: Any, name: str) -> bool:
+    """Return ``value``. Raises TypeError unless it is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return value

@@ -443,7 +443,7 @@ class AllToAllSingle(_AllToAll):
             self.output_splits,
             self.input_splits,
         )
-        splits = (into and tuple(into), out_of and tuple(out_of)) if into or out_of else None
+        splits = None if into is None else tuple(into), None if out_of is None else tuple(out_of)
         kinds = type(output), type(tensor)
         return "all_to_all", kinds, output.dtype, output.shape, tensor.dtype, tensor.shape, splits
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.groups.argument_checks import check_int
 
 
 def split_lengths(
@@ -30,11 +31,10 @@ def split_lengths(
         raise InvalidUsageError(
             f"{name}_split_sizes has {len(splits)} entries; the group has {size} ranks"
         )
-    if not all(isinstance(split, int) for split in splits):
-        raise TypeError(f"{name}_split_sizes must be a list of ints, not {list(splits)}")
+    splits = [check_int(split, f"each of {name}_split_sizes") for split in splits]
     if any(split < 0 for split in splits) or sum(splits) != rows:
         raise InvalidUsageError(
-            f"{name}_split_sizes {list(splits)} must be non-negative and add up to the {rows} "
+            f"{name}_split_sizes {splits} must be non-negative and add up to the {rows} "
             f"rows of {name}"
         )
     row = nbytes // rows if rows else 0

@@ -35,6 +35,15 @@ ENTRIES: list[Entry] = [
         TypeError,
         "object_gather_list must be a list",
     ),
+    *(
+        (
+            f"allow_pickle={wrong!r}",
+            lambda h, wrong=wrong: dist.send_object(1, 0, allow_pickle=wrong),
+            TypeError,
+            f"allow_pickle must be True or False, not {wrong!r}",
+        )
+        for wrong in ("no", 2)
+    ),
     (
         "all_gather_object: wrong length",
         lambda h: dist.all_gather_object([None] * 2, 1),
