@@ -40,6 +40,8 @@ log = logging.getLogger("aiodist")
 _RANK_BITS = 16
 _WHOM = (1 << 31) - 1
 """In the word of a sleeper: the word that it sleeps over, and behind it that word's rank."""
+_MOST_NAPS = (1 << 32) - 1
+"""The number of a sleep fills the rest of that word, and begins anew beyond this."""
 _THREAD = 1 << 31
 """In the word of a sleeper: a blocked thread sleeps, which drives the engine, and not the loop."""
 
@@ -423,7 +425,7 @@ class ShmCommunicator:
             self._look_again(LOOK_AGAIN_SECONDS, self._look)
 
     def _store_nap(self, wait: Wait, thread: int = 0) -> None:
-        self._naps += 1
+        self._naps = self._naps + 1 & _MOST_NAPS
         whom = wait.word << _RANK_BITS | wait.rank + 1
         self.mine[ASLEEP] = self._naps << 32 | thread | whom
         self._settle()

@@ -305,7 +305,11 @@ class Work(Coroutine[Any, Any, T]):
         return len(mine)
 
     def _tell(self, callback: Callable[[Work[T]], object], context: Context | None) -> None:
-        self._loop.call_soon(callback, self, context=context)
+        if _running_loop() is self._loop:
+            self._loop.call_soon(callback, self, context=context)
+            return
+        with contextlib.suppress(RuntimeError):  # closed: nothing calls back any more
+            self._loop.call_soon_threadsafe(callback, self, context=context)
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         """Call ``callback()``, for the engine, in the very step that ends it; now if it has ended."""

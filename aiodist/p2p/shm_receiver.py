@@ -383,7 +383,7 @@ class ShmReceiver:
         if frame is not None:
             self._source.last = frame
             if ring.is_asleep and not self._is_wanted():
-                ring.disarm()
+                self._disarm(ring)
 
     def _read(self, found: memoryview) -> tuple[Frame, int]:
         """Return the decoded header of a record and the offset of its payload."""
@@ -414,11 +414,22 @@ class ShmReceiver:
         if ring is None or self._incoming is not None:  # the progress engine takes care of it
             return
         if not self._is_wanted():
-            ring.disarm()
+            self._disarm(ring)
             return
         self.is_prompt = False
         ring.arm()
         self.poll()
+
+    def _disarm(self, ring: RingReader) -> None:
+        """Ask for no wake-up any more: no receive waits.
+
+        Invariant: a part of a receive that was given up is taken, too, since its sender waits for the
+        room. Nobody is woken for a part behind the message of a wake-up; and a wake-up is in vain for
+        a part whose turn has not come. So this looks once more.
+        """
+        ring.disarm()
+        if ring.has_next:
+            self._shm_progress.enlist(self)
 
     def _is_wanted(self) -> bool:
         return self._inbox.waits_for(self._source.rank)

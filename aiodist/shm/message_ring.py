@@ -330,10 +330,14 @@ class RingReader(RingEnd):
         self._settle()
 
     def disarm(self) -> None:
-        """Record that this rank polls again, or waits for nothing."""
+        """Record that this rank polls again, or waits for nothing.
+
+        The caller must look once more: a record that came before may have woken nobody.
+        """
         if self.is_asleep:
             self.is_asleep = False
             self._mine[SLEEP] = 0
+            self._settle()
 
     def close(self) -> None:
         self._words.release()

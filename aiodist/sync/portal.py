@@ -7,10 +7,11 @@ import atexit
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol, TypeVar
@@ -68,6 +69,7 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
+        self._posted: deque[Callable[[], None]] = deque()  # for the present loop
         self.handoff = LoopHandoff(self._longest_pause)
         """By which a thread uses the loop while that sleeps."""
         self._inherited: list[object] = []
@@ -101,6 +103,8 @@ class Portal:
             drives = handoff.acquire()
             if drives:
                 try:
+                    if self._posted:
+                        _as_running(loop, partial(_run_all, self._posted))
                     work = _as_running(loop, call)
                     if blocks:
                         ended = self._drive(loop, work)
@@ -139,6 +143,8 @@ class Portal:
             drives = handoff.acquire()
             if drives:
                 try:
+                    if self._posted:
+                        _as_running(loop, partial(_run_all, self._posted))
                     work = group.backend.start(operation, seconds)
                     if isinstance(work, tuple):  # it has completed
                         handoff.give_back()
@@ -232,14 +238,18 @@ class Portal:
             del call, error, function  # as in `_wait`
 
     def post(self, function: Callable[[], None]) -> None:
-        """Call ``function()`` in the loop's thread, after all calls posted before, without waiting.
+        """Call ``function()`` with the loop, after all calls posted before, without waiting.
 
-        ``function`` must not raise. Raises NotInitializedError where no resident uses the loop.
+        Invariant: it runs before whatever this thread starts next, as all ranks start operations in the
+        order of their calls. The loop's thread may wake up later than this thread drives the loop; so a
+        thread that drives runs first what was posted. ``function`` must not raise. Raises
+        NotInitializedError where no resident uses the loop.
         """
-        loop = self._loop
+        loop, posted = self._loop, self._posted
         if loop is None:
             raise NotInitializedError(_CLOSED)
-        _hand_over(loop, function)
+        posted.append(partial(copy_context().run, function))
+        _hand_over(loop, partial(_run_all, posted))
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Await ``function(*args, **kwargs)`` in the loop's thread; return its result. Not the hot path.
@@ -338,7 +348,7 @@ class Portal:
         run = partial(self.handoff.run, loop, partial(_live, loop))
         thread = threading.Thread(target=run, name="aiodist", daemon=True)
         thread.start()
-        self._loop, self._thread = loop, thread
+        self._loop, self._thread, self._posted = loop, thread, deque()
         atexit.register(self.close)
         # Children of multiprocessing end without atexit, but run its own finalizers.
         self._finalizer = util.Finalize(None, self.close, exitpriority=1)
@@ -363,6 +373,7 @@ class Portal:
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None
+        self._posted = deque()
         self._users = 0
         self._residents = []
         if loop is not None:
@@ -443,6 +454,12 @@ def _beside_async(started: Any, blocks: bool) -> Any:
         return started
     started.wait()
     return started.result()
+
+
+def _run_all(posted: deque[Callable[[], None]]) -> None:
+    """Call all functions that are there, and take them out. With the loop lock held."""
+    while posted:
+        posted.popleft()()
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.work import Work
+from aiodist.p2p.spin_policy import SHORTEST
 
 
 class Several:
@@ -22,6 +23,9 @@ class Several:
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when all have ended. Once only, in the loop's thread."""
+        if not self._works:
+            callback()
+            return
         self._left = len(self._works)
 
         def one_less() -> None:
@@ -31,6 +35,28 @@ class Several:
 
         for work in self._works:
             work._when_done(one_less)
+
+    def is_completed(self) -> bool:
+        """Return whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def result(self) -> None:
+        """Raise the first error of all, which have ended."""
+        for work in self._works:
+            work.result()
+
+    def _spin(self, longest: float = SHORTEST) -> bool:
+        """Look for the end of each, as `Work._spin`. Returns whether all have ended."""
+        return all(work._spin(longest) for work in self._works)
+
+    def _sleeper(self) -> None:
+        """Return None: the caller waits for `_when_done`."""
+        return
+
+    def _stay_awake(self) -> None:
+        """Let the loop look for the end for a while before it sleeps."""
+        for work in self._works:
+            work._stay_awake()
 
     def exception(self) -> BaseException | None:
         """Return the first error of all."""

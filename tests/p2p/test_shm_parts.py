@@ -239,6 +239,29 @@ def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
     assert pair.a.ring.untaken < 2 * PART  # which are read with the next receive
 
 
+def test_a_part_behind_the_last_message_that_is_wanted_is_looked_at(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is woken for it: its receiver was woken already, for that message."""
+    recv = pair.b.recv(TAG, 3 * MIB)
+    send = pair.a.send(TAG, bytes_of(3 * MIB))
+    pair.a.stream.push(1 << 40)
+    pair.b.stream.push(1 << 40)
+    pair.b.inbox.drop(recv)
+    pair.b.inbox.forget(TAG)
+    small = pair.b.recv(OTHER, 3)
+    while pair.run_soon():
+        pass
+    pair.a.stream.push(1 << 40)  # b takes a part and sleeps; that it did is on its way to a
+    assert pair.b.stream.queued()
+    monkeypatch.setattr(shm_sender, "RING_BYTES", 4 * MIB)
+    pair.a.send(OTHER, b"now")
+    small.callback = lambda: pair.b.stream.push(1 << 40)  # a goes on while b handles its message
+    pair.settle()
+    assert content(small) == b"now"
+    assert send.done
+
+
 def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

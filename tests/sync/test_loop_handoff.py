@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,6 +52,20 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0)
+
+
+def test_what_a_thread_posts_runs_before_its_next_call() -> None:
+    """Also where the thread drives the loop, whose own thread has not woken up yet."""
+    portal, ran = Portal(), []
+    portal.enter()
+    try:
+        for step in range(100):
+            time.sleep(0.001 * (step % 3))
+            portal.post(partial(ran.append, ("posted", step)))
+            portal.call(ran.append, False, ("called", step))
+    finally:
+        portal.leave()
+    assert ran == [(how, step) for step in range(100) for how in ("posted", "called")]
 
 
 def test_a_loop_that_runs_a_callback_cannot_be_acquired(handoff: Any) -> None:

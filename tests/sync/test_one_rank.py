@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -45,6 +47,14 @@ def test_the_future_of_a_collective_is_as_torchs() -> None:
     ]
     assert all(value[0] is one[0] for value in values)
     assert dist.barrier(async_op=True).get_future().wait() == []
+
+
+def test_a_callback_of_an_operation_that_has_ended_is_called_although_the_loop_sleeps() -> None:
+    work, called = dist.barrier(async_op=True), threading.Event()
+    work.wait()
+    time.sleep(0.2)  # the loop's thread sleeps until a stream or a timer wakes it
+    work.add_done_callback(lambda _: called.set())
+    assert called.wait(10)
 
 
 def test_positional_arguments_of_the_early_documentation() -> None:

@@ -31,6 +31,8 @@ def since(version: str, program: str, size: int) -> Any:
         ("operations:messages", 3),
         ("operations:objects", 2),
         ("operations:coalescing", 3),
+        ("operations:coalesced_and_blocking", 2),
+        ("operations:ordered", 2),
         ("operations:functional_collectives", 3),
         ("compiled:traced", 2),
         ("compiled:replicas", 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -214,6 +215,37 @@ def coalescing(rank: int, size: int) -> None:
     assert t.tolist() == [0.0, 0.0]
     future = dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)], async_op=True)
     assert [v.tolist() for v in future.wait()] == [[size] * 2, [size] * 3]
+
+
+def coalesced_and_blocking(rank: int, size: int) -> None:
+    """Several operations of one call that waits itself."""
+    targets, sources = [torch.zeros(1), torch.zeros(1)], [torch.ones(size), torch.ones(size) * 5]
+    with dist._coalescing_manager():
+        for target, source in zip(targets, sources, strict=True):
+            dist.reduce_scatter_tensor(target, source)
+    assert [target.item() for target in targets] == [size, 5 * size]
+    group, options = dist.group.WORLD, dist.distributed_c10d.AllgatherOptions()
+    assert group is not None
+    options.asyncOp = False
+    outs = [torch.zeros(size), torch.zeros(2 * size)]
+    mine = [torch.full((n,), float(rank)) for n in (1, 2)]
+    for _ in range(20):
+        group.allgather_into_tensor_coalesced(outs, mine, options).wait()
+        assert outs[1].tolist() == [float(r) for r in range(size) for _ in range(2)]
+    assert group.allgather_into_tensor_coalesced([], []).wait(timedelta(seconds=20))
+
+
+def ordered(rank: int, size: int) -> None:
+    """A call that waits starts after one before it that did not."""
+    for step in range(200):
+        first, second = torch.full((4,), 10.0 * step + 1), torch.full((4,), 10.0 * step + 2)
+        if step % size == rank:
+            time.sleep(0.003)  # the loop's thread sleeps then
+        work = dist.all_reduce(first, async_op=True)
+        dist.all_reduce(second)
+        work.wait()
+        assert first.tolist() == [size * (10.0 * step + 1)] * 4
+        assert second.tolist() == [size * (10.0 * step + 2)] * 4
 
 
 def functional_collectives(rank: int, size: int) -> None:
