@@ -14,8 +14,10 @@ envelope has come, the object goes to the next receive, or to the first that ask
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
+from operator import attrgetter
 from time import monotonic_ns
 from typing import Any
 
@@ -95,10 +97,12 @@ class WithdrawnError(Exception):
 class Parcel:
     """An object that has arrived, or whose parts are on their way."""
 
-    def __init__(self, source: int, envelope: Envelope, parts: list[Recv]) -> None:
+    def __init__(self, source: int, envelope: Envelope, parts: list[Recv], turn: int = 0) -> None:
+        """``turn``: the order in which its message was matched."""
         self.source = source
         self.envelope = envelope
         self.parts = parts
+        self.turn = turn
         self._is_refused = False
 
     @property
@@ -345,15 +349,24 @@ class ObjectMessages:
                 raise
             else:
                 return recv.finish(obj, parcel.source)
+            order = recv.order
             recv = _EnvelopeRecv(self, recv.key, recv.src, recv.finish, recv.pickle)
+            recv.order = order  # before receives that were posted later
             recv.given = self._handed_parcel(recv)
             if recv.given is None:
                 await context.receiving(self._group.messenger.recv(recv))
 
     def _handed_parcel(self, recv: Recv) -> Parcel | None:
-        """Take an object for ``recv`` whose own receive was cancelled, or return None."""
+        """Take an object for ``recv`` whose own receive was cancelled, or return None.
+
+        None also if a message that waits was sent before that object: that is next.
+        """
+        matcher = self._group.endpoint.inbox.matcher
         for parcel in self._handed_on.get(recv.key, ()):
             if recv.src in (parcel.source, ANY_SOURCE):
+                first = matcher.first(recv.key, parcel.source)
+                if first is not None and first.order < parcel.turn:
+                    return None
                 self._handed_on[recv.key].remove(parcel)
                 if not self._handed_on[recv.key]:
                     del self._handed_on[recv.key]
@@ -368,11 +381,14 @@ class ObjectMessages:
             reason = bytes(data).decode(errors="replace")
             raise DistBackendError(f"rank {source} could not send an object: {reason}", rank=source)
         if len(meta) > _NUMBER_BYTES:
-            return Parcel(source, read_envelope(memoryview(meta)), [recv])
-        return self.parcel(source, read_envelope(data), meta)
+            return Parcel(source, read_envelope(memoryview(meta)), [recv], recv.turn)
+        return self.parcel(source, read_envelope(data), meta, recv.turn)
 
-    def parcel(self, source: int, envelope: Envelope, number: bytes) -> Parcel:
-        """Post receives for the parts that ``envelope`` announces; ``number``: of the first."""
+    def parcel(self, source: int, envelope: Envelope, number: bytes, turn: int = 0) -> Parcel:
+        """Post receives for the parts that ``envelope`` announces; ``number``: of the first.
+
+        ``turn``: as of `Parcel`.
+        """
         if envelope.part_sizes and len(number) != 8:
             raise ProtocolError(f"rank {source} sent an object that does not number its parts")
         first = int.from_bytes(number, "little")
@@ -383,7 +399,7 @@ class ObjectMessages:
         ]
         for part in parts:
             self._group.messenger.recv(part)
-        return Parcel(source, envelope, parts)
+        return Parcel(source, envelope, parts, turn)
 
     def _hand_on(self, key: Key, parcel: Parcel) -> None:
         """Give an object whose receive was cancelled to the first receive that matches it."""
@@ -393,7 +409,7 @@ class ObjectMessages:
                 recv.given = parcel
                 recv.complete(parcel.source)
                 return
-        self._handed_on.setdefault(key, []).append(parcel)
+        insort(self._handed_on.setdefault(key, []), parcel, key=attrgetter("turn"))
 
 
 def _hear(told: Work[None]) -> None:

@@ -167,15 +167,19 @@ class Matcher:
 
     def post(self, recv: Recv) -> Arrival | None:
         """Give ``recv`` its message if one waits (the message is removed), else remember the
-        receive.
+        receive. One that has a place in the order keeps it.
         """
-        self._order += 1
-        recv.order = self._order
+        is_new = not recv.order
+        if is_new:
+            self._order += 1
+            recv.order = self._order
         arrival = self._take_arrival(recv.key, recv.src)
-        if arrival is None:
+        if arrival is not None:
+            recv.turn = arrival.order
+        elif is_new:
             self.posted.setdefault((recv.key, recv.src), deque()).append(recv)
         else:
-            recv.turn = arrival.order
+            _insert(self.posted, (recv.key, recv.src), recv)
         return arrival
 
     def first(self, key: Key, src: int) -> Arrival | None:
@@ -190,12 +194,7 @@ class Matcher:
         recv.arrival = None
         if recv.allocate is not None:
             recv.into = None
-        arrival = self._take_arrival(recv.key, recv.src)
-        if arrival is None:
-            _insert(self.posted, (recv.key, recv.src), recv)
-        else:
-            recv.turn = arrival.order
-        return arrival
+        return self.post(recv)
 
     def withdraw(self, recv: Recv) -> bool:
         """Remove a posted receive. Returns False if it is not posted."""

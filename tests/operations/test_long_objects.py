@@ -167,11 +167,9 @@ def check_one_part(obj: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("make", "test", "kind"), [(large, check, PART), (one_part, check_one_part, OBJECT)]
-)
+@pytest.mark.parametrize(("make", "test"), [(large, check), (one_part, check_one_part)])
 async def test_a_cancelled_receive_hands_its_object_on(
-    transport: str, make: Callable[[int], Any], test: Callable[[Any, int], None], kind: int
+    transport: str, make: Callable[[int], Any], test: Callable[[Any, int], None]
 ) -> None:
     """The head of the object has come, its long part has not: the next receive gets all of it."""
 
@@ -186,7 +184,7 @@ async def test_a_cancelled_receive_hands_its_object_on(
         second = asyncio.create_task(wait_for(dist.recv_object()))
         await asyncio.sleep(0)
         await dist.barrier()
-        while not a_part_is_expected():  # noqa: ASYNC110  # nothing says so
+        while not _a_part_is_expected():  # noqa: ASYNC110  # nothing says so
             await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -202,12 +200,62 @@ async def test_a_cancelled_receive_hands_its_object_on(
     async def wait_for(work: Any) -> Any:
         return await work
 
-    def a_part_is_expected() -> bool:
-        inbox = engine_of().endpoint.inbox
-        posted = [key for key, _ in inbox.matcher.posted if key[0] == PART]
-        return bool(posted) or any(recv.key[0] == kind for recv in inbox.tickets.values())
-
     await run_ranks(2, on_rank, transport, timeout=60)
+
+
+def _a_part_is_expected() -> bool:
+    inbox = engine_of().endpoint.inbox
+    posted = [key for key, _ in inbox.matcher.posted if key[0] == PART]
+    return bool(posted) or any(recv.key[0] in (OBJECT, PART) for recv in inbox.tickets.values())
+
+
+async def test_a_receive_whose_object_was_withdrawn_comes_before_later_ones() -> None:
+    begun = asyncio.Event()
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.barrier()
+            work = dist.send_object([large(5), large(6)], 1)
+            await begun.wait()
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            await dist.send_object("first", 1)
+            await dist.send_object("second", 1)
+            return
+        first, second = dist.recv_object(0), dist.recv_object(0)
+        await dist.barrier()
+        while not _a_part_is_expected():  # noqa: ASYNC110  # nothing says so
+            await asyncio.sleep(0)
+        begun.set()
+        assert (await first)[0] == "first"
+        assert (await second)[0] == "second"
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+@pytest.mark.parametrize("make", [large, one_part])
+@pytest.mark.parametrize("backwards", [False, True])
+async def test_objects_of_cancelled_receives_keep_their_order(
+    make: Callable[[int], Any], backwards: bool
+) -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            sends = [dist.send_object(make(5), 1), dist.send_object(large(6), 1)]
+            await dist.barrier()
+            await asyncio.gather(*sends)
+            await dist.barrier()
+            return
+        await dist.barrier()  # both messages are there
+        works = [dist.recv_object(0), dist.recv_object(0)]
+        for work in reversed(works) if backwards else works:
+            assert work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        (check if make is large else check_one_part)((await dist.recv_object(0))[0], 5)
+        check((await dist.recv_object(0))[0], 6)
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, timeout=60)
 
 
 class OtherMessenger:
