@@ -14,6 +14,16 @@ STORE_TIMEOUT = timedelta(minutes=5)
 Timeout = float | timedelta | Deadline | None
 
 
+def deadline_of(timeout: Timeout, default: float | timedelta) -> Deadline:
+    """Return the deadline that is ``timeout`` from now, or ``default`` from now for None.
+
+    A `Deadline` is returned as it is: aiodist's own callers pass the one of their operation.
+    """
+    if isinstance(timeout, Deadline):
+        return timeout
+    return Deadline(default if timeout is None else timeout)
+
+
 class Store(ABC):
     """Keys are str, values bytes. Shared by all ranks of a job.
 
@@ -50,7 +60,7 @@ class Store(ABC):
             StoreTimeoutError: The time has passed.
             DistStoreError: The store fails.
         """
-        return await self.get_until(key, self._deadline(timeout))
+        return await self.get_until(key, deadline_of(timeout, self.timeout))
 
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         """Return when all ``keys`` are there.
@@ -63,12 +73,7 @@ class Store(ABC):
             StoreTimeoutError: The time has passed.
             DistStoreError: The store fails.
         """
-        await self.wait_until(keys, self._deadline(timeout))
-
-    def _deadline(self, timeout: Timeout) -> Deadline:
-        if isinstance(timeout, Deadline):
-            return timeout
-        return Deadline(self.timeout if timeout is None else timeout)
+        await self.wait_until(keys, deadline_of(timeout, self.timeout))
 
     @abstractmethod
     async def get_until(self, key: str, deadline: Deadline) -> bytes:

@@ -9,11 +9,11 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
-from aiodist.store.base_store import Store
+from aiodist.store.base_store import Store, Timeout, deadline_of
 from aiodist.store.filelog import FileLog
 from aiodist.store.participants import Participant, check_admission, neighbours
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
@@ -37,21 +37,21 @@ class FileStore(Store):
     there. Usable as an async context manager.
     """
 
-    def __init__(self, log: FileLog, me: Participant) -> None:
-        """Hold the open file; `open` makes it.
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raise TypeError: `open` makes a store."""
+        raise TypeError("a FileStore needs an open file: make it with `await FileStore.open(path)`")
 
-        Args:
-            log: The file.
-            me: This process, as the file has it.
-        """
+    def _begin(self, log: FileLog, me: Participant) -> Self:
+        """Initialize this store on the open file ``log``, where ``me`` is this process; return it."""
         self._log = log
         self._me = me
         self._closed = False
         self._looked = -math.inf
+        return self
 
     @classmethod
     async def open(
-        cls, path: str | os.PathLike[str], rank: int | None = None, deadline: Deadline | None = None
+        cls, path: str | os.PathLike[str], rank: int | None = None, timeout: Timeout = None
     ) -> FileStore:
         """Join the store in a file, which is made if it does not exist.
 
@@ -62,7 +62,8 @@ class FileStore(Store):
             path: The file, on a file system that all ranks share.
             rank: Recorded with this process's id, so that later ranks can tell which ranks are
                 present. None joins without a rank.
-            deadline: For getting the file's lock; None is a limit of its own.
+            timeout: How long to wait for the file's lock: seconds or a timedelta. None is a minute,
+                ``math.inf`` no limit.
 
         Returns:
             The store.
@@ -73,7 +74,7 @@ class FileStore(Store):
         """
         me = Participant.me(rank)
         log = FileLog(os.fspath(path))
-        limit = deadline or Deadline(_LOCK_SECONDS)
+        limit = deadline_of(timeout, _LOCK_SECONDS)
         try:
             for pause in pauses():
                 log.open()
@@ -81,7 +82,7 @@ class FileStore(Store):
                     # The last user may have removed the file since: then open the present one.
                     if held and log.is_current():
                         _join(log, me)
-                        return cls(log, me)
+                        return cls.__new__(cls)._begin(log, me)
                 await _pause_for_lock(log.path, pause, limit)
             raise AssertionError("unreachable: pauses never end")
         except BaseException:

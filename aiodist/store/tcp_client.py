@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
-from aiodist.store.base_store import Store
+from aiodist.store.base_store import Store, Timeout, deadline_of
 from aiodist.store.tcp_connect import Stream, connect
 from aiodist.store.tcp_greeting import Learn
 from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message
@@ -32,8 +32,14 @@ class TcpStore(Store):
     again to go on. Usable as an async context manager.
     """
 
-    def __init__(self, name: str, stream: Stream, call_timeout: float, max_frame: int) -> None:
-        """Create a store on an open stream. Users call `connect` instead."""
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raise TypeError: `connect` makes a store."""
+        raise TypeError(
+            "a TcpStore needs a connection: make it with `await TcpStore.connect(host, port)`"
+        )
+
+    def _begin(self, name: str, stream: Stream, call_timeout: float, max_frame: int) -> Self:
+        """Initialize this store on an open stream, and return it."""
         self._name = name
         self._reader, self._writer = stream
         self._call_timeout = call_timeout
@@ -45,13 +51,14 @@ class TcpStore(Store):
         self._dismissed = False  # the server has said that it ends
         self._keeper = ("", 0)
         self._task = asyncio.get_running_loop().create_task(self._read())
+        return self
 
     @classmethod
     async def connect(
         cls,
         host: str,
         port: int,
-        deadline: Deadline,
+        timeout: Timeout = None,
         *,
         secret: bytes = b"",
         call_timeout: float = CALL_SECONDS,
@@ -60,12 +67,12 @@ class TcpStore(Store):
         once: bool = False,
         learn: Learn | None = None,
     ) -> TcpStore:
-        """Connect to a server, again and again until ``deadline`` if none listens yet.
+        """Connect to a server, again and again until ``timeout`` has passed if none listens yet.
 
         Args:
             host: The server's address or name.
             port: The server's port.
-            deadline: When to give up.
+            timeout: Seconds or a timedelta; None is 5 minutes, ``math.inf`` no limit.
             secret: The job's, equal to the server's.
             call_timeout: Seconds after which a call that does not wait for keys counts as failed.
             max_frame: Bytes of the longest message.
@@ -79,12 +86,13 @@ class TcpStore(Store):
 
         Raises:
             DistStoreError: The name does not resolve, or another program answers there.
-            StoreTimeoutError: At the deadline, with the last attempt's reason, and as its cause
-                where there was an answer.
+            StoreTimeoutError: The time has passed. It has the last attempt's reason, and that as
+                its cause where there was an answer.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
+        deadline = deadline_of(timeout, cls.timeout)
         stream = await connect(host, port, deadline, secret, certificates, once=once, learn=learn)
-        return cls(show(host, port), stream, seconds, max_frame)
+        return cls.__new__(cls)._begin(show(host, port), stream, seconds, max_frame)
 
     async def set(self, key: str, value: bytes) -> None:
         await self._call("set", key, check_value(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Self
 
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
@@ -33,7 +33,13 @@ class TcpStoreServer:
     one line in the log ``aiodist.store``. Usable as an async context manager.
     """
 
-    def __init__(
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raise TypeError: `start` makes a server."""
+        raise TypeError(
+            "a TcpStoreServer has to listen: make it with `await TcpStoreServer.start(host, port)`"
+        )
+
+    def _begin(
         self,
         host: str,
         port: int,
@@ -41,8 +47,8 @@ class TcpStoreServer:
         expected_clients: int | None,
         max_frame: int,
         seal: Seal | None,
-    ) -> None:
-        """Create a server that does not listen. Users call `start` instead."""
+    ) -> Self:
+        """Initialize this server, which does not listen yet, and return it."""
         self.host = host
         self.port = port
         self._secret = secret
@@ -57,6 +63,7 @@ class TcpStoreServer:
         self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
         self._crowded = False
+        return self
 
     @classmethod
     async def start(
@@ -99,7 +106,8 @@ class TcpStoreServer:
             tls["ssl_shutdown_timeout"] = _FLUSH_SECONDS
         addresses = await resolve(host, port, Deadline.never(), to_listen=True)
         sockets = listen(host, port, addresses)
-        server = cls(host, sockets[0].getsockname()[1], secret, expected_clients, max_frame, seal)
+        port = sockets[0].getsockname()[1]
+        server = cls.__new__(cls)._begin(host, port, secret, expected_clients, max_frame, seal)
         try:
             for sock in sockets:
                 server._listeners.append(

@@ -33,8 +33,6 @@ MADE_BY_AIODIST = frozenset(
     {
         "ProcessGroup",
         "Service",
-        "TcpStore",
-        "TcpStoreServer",
         "Work",
     }
 )
@@ -52,7 +50,7 @@ def documented(docstring: str | None) -> list[str]:
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    names = list(inspect.signature(function).parameters)
+    names = [each for each in inspect.signature(function).parameters if not each.startswith("_")]
     is_method = "." in function.__qualname__
     return names[1:] if is_method and names[:1] in (["self"], ["cls"]) else names
 

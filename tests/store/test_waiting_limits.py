@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from aiodist import PrefixStore, StoreTimeoutError, sync
+from aiodist import FileStore, PrefixStore, StoreTimeoutError, TcpStore, TcpStoreServer, sync
 from aiodist.deadline import Deadline
+from aiodist.errors import InvalidUsageError
 from aiodist.store import MemoryStore
 from tests.limits import scaled
 
@@ -64,3 +65,35 @@ def test_a_part_of_a_store_has_its_timeout_and_so_has_the_blocking_api():
     assert store.timeout == sync.HashStore().timeout == timedelta(minutes=5)
     store.timeout = 3
     assert PrefixStore("part", store).timeout == 3
+
+
+@pytest.mark.parametrize("limit", [5, 0.5, timedelta(seconds=5), math.inf, None])
+async def test_stores_are_made_with_the_timeouts_that_get_takes(tmp_path, limit):
+    async with await TcpStoreServer.start("127.0.0.1") as server:
+        async with await TcpStore.connect("127.0.0.1", server.port, limit) as store:
+            await store.set("k", b"v")
+        async with await TcpStore.connect("127.0.0.1", server.port, timeout=limit) as store:
+            assert await store.get("k") == b"v"
+    async with await FileStore.open(tmp_path / "store", timeout=limit) as file:
+        await file.set("k", b"v")
+
+
+async def test_making_a_store_refuses_a_wrong_timeout(tmp_path):
+    with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+        await TcpStore.connect("127.0.0.1", 1, timeout="soon")
+    with pytest.raises(InvalidUsageError, match="timeout must be positive"):
+        await FileStore.open(tmp_path / "store", timeout=-1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "call"),
+    [
+        (FileStore, r"FileStore\.open\(path\)"),
+        (TcpStore, r"TcpStore\.connect\(host, port\)"),
+        (TcpStoreServer, r"TcpStoreServer\.start\(host, port\)"),
+    ],
+)
+async def test_a_class_that_is_called_directly_says_how_to_make_it(cls, call):
+    for arguments in ([], ["f"], ["f", 0]):
+        with pytest.raises(TypeError, match=f"make it with `await {call}`"):
+            cls(*arguments)
