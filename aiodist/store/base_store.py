@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import SupportsIndex
 
 from aiodist.deadline import Deadline
 
@@ -22,6 +24,22 @@ def deadline_of(timeout: Timeout, default: float | timedelta) -> Deadline:
     if isinstance(timeout, Deadline):
         return timeout
     return Deadline(default if timeout is None else timeout)
+
+
+def list_of_keys(keys: Sequence[str]) -> list[str]:
+    """Return ``keys`` as a list. Raises TypeError unless they are several texts, also for one text."""
+    found = list(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else None
+    if found is None or not all(isinstance(key, str) for key in found):
+        raise TypeError(f"keys must be a list of str, such as ['a', 'b'], not {keys!r}")
+    return found
+
+
+def whole_amount(amount: SupportsIndex) -> int:
+    """Return what `Store.add` adds, as an int. Raises TypeError for what is no whole number."""
+    try:
+        return operator.index(amount)
+    except TypeError:
+        raise TypeError(f"a counter's amount must be an int, not {amount!r}") from None
 
 
 class Store(ABC):
@@ -73,7 +91,7 @@ class Store(ABC):
             StoreTimeoutError: The time has passed.
             DistStoreError: The store fails.
         """
-        await self.wait_until(keys, deadline_of(timeout, self.timeout))
+        await self.wait_until(list_of_keys(keys), deadline_of(timeout, self.timeout))
 
     @abstractmethod
     async def get_until(self, key: str, deadline: Deadline) -> bytes:

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
-from aiodist.store.base_store import Store, Timeout, deadline_of
+from aiodist.store.base_store import Store, Timeout, deadline_of, list_of_keys, whole_amount
 from aiodist.store.filelog import FileLog
 from aiodist.store.participants import Participant, check_admission, neighbours
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
@@ -100,8 +100,10 @@ class FileStore(Store):
         await self._values(keys, deadline)
 
     async def add(self, key: str, amount: int) -> int:
+        checked = whole_amount(amount)
+
         def change() -> int:
-            total = self._log.table.sum(key, amount)
+            total = self._log.table.sum(key, checked)
             self._log.append("set", key, b"%d" % total)
             return total
 
@@ -119,7 +121,8 @@ class FileStore(Store):
         return await self._under_lock(change, exclusive=True)
 
     async def check(self, keys: Sequence[str]) -> bool:
-        return not await self._under_lock(lambda: self._log.table.missing(keys))
+        checked = list_of_keys(keys)
+        return not await self._under_lock(lambda: self._log.table.missing(checked))
 
     async def delete_key(self, key: str) -> bool:
         def change() -> bool:

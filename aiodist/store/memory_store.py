@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
-from aiodist.store.base_store import Store
+from aiodist.store.base_store import Store, list_of_keys, whole_amount
 from aiodist.store.table import KeyTable
 from aiodist.store.waiting import check_value, limit, timed_out
 
@@ -57,13 +57,13 @@ class MemoryStore(Store):
             ready.cancel()
 
     async def add(self, key: str, amount: int) -> int:
-        return self._table.add(key, amount)
+        return self._table.add(key, whole_amount(amount))
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         return self._table.compare_set(key, check_value(expected), check_value(desired))
 
     async def check(self, keys: Sequence[str]) -> bool:
-        return not self._table.missing(keys)
+        return not self._table.missing(list_of_keys(keys))
 
     async def delete_key(self, key: str) -> bool:
         return self._table.delete(key)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
-from aiodist.store.base_store import Store
+from aiodist.store.base_store import Store, list_of_keys
 from aiodist.store.waiting import timed_out
 
 
@@ -57,7 +57,7 @@ class PrefixStore(Store):
         return await self.store.compare_set(self._key(key), expected, desired)
 
     async def check(self, keys: Sequence[str]) -> bool:
-        return await self.store.check([self._key(key) for key in keys])
+        return await self.store.check([self._key(key) for key in list_of_keys(keys)])
 
     async def delete_key(self, key: str) -> bool:
         return await self.store.delete_key(self._key(key))

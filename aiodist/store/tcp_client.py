@@ -11,7 +11,7 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
-from aiodist.store.base_store import Store, Timeout, deadline_of
+from aiodist.store.base_store import Store, Timeout, deadline_of, list_of_keys, whole_amount
 from aiodist.store.tcp_connect import Stream, connect
 from aiodist.store.tcp_greeting import Learn
 from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message
@@ -105,7 +105,7 @@ class TcpStore(Store):
         await self._wait("wait", list(keys), deadline)
 
     async def add(self, key: str, amount: int) -> int:
-        total: int = await self._call("add", key, amount)
+        total: int = await self._call("add", key, whole_amount(amount))
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -115,7 +115,7 @@ class TcpStore(Store):
         return value
 
     async def check(self, keys: Sequence[str]) -> bool:
-        return not await self._call("missing", list(keys))
+        return not await self._call("missing", list_of_keys(keys))
 
     async def delete_key(self, key: str) -> bool:
         deleted: bool = await self._call("delete", key)

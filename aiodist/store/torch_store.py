@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
-from aiodist.store.base_store import Store
+from aiodist.store.base_store import Store, list_of_keys, whole_amount
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class TorchStore(Store):
             await self._pause(pause, keys, deadline)
 
     async def add(self, key: str, amount: int) -> int:
-        total: int = await self._call(self.store.add, key, amount)
+        total: int = await self._call(self.store.add, key, whole_amount(amount))
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -81,7 +81,7 @@ class TorchStore(Store):
         return value
 
     async def check(self, keys: Sequence[str]) -> bool:
-        there: bool = await self._call(self.store.check, list(keys))
+        there: bool = await self._call(self.store.check, list_of_keys(keys))
         return there
 
     async def delete_key(self, key: str) -> bool:

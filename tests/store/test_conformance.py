@@ -1,5 +1,25 @@
+import numpy as np
+import pytest
+
 from aiodist.testing.check_store import check_store
 
 
 async def test_store_keeps_the_promises_of_the_interface(make_store):
     await check_store(make_store)
+
+
+@pytest.mark.parametrize("keys", ["zz", b"zz", 3, [1]])
+async def test_a_wait_for_what_is_no_list_of_keys_is_refused(make_store, keys):
+    store = await make_store()
+    with pytest.raises(TypeError, match=r"keys must be a list of str, such as \['a', 'b'\]"):
+        await store.wait(keys)
+    with pytest.raises(TypeError, match="keys must be a list of str"):
+        await store.check(keys)
+
+
+@pytest.mark.parametrize("amount", ["1", 1.5, None])
+async def test_a_counter_counts_by_whole_numbers_only(make_store, amount):
+    store = await make_store()
+    with pytest.raises(TypeError, match="a counter's amount must be an int, not"):
+        await store.add("k", amount)
+    assert await store.add("k", np.int64(2)) == 2

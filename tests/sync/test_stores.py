@@ -142,3 +142,10 @@ def test_a_store_without_a_timeout_has_the_usual_one() -> None:
     store.set("key", b"value")
     assert store.get("key") == b"value"
     store.close()
+
+
+def test_keys_and_amounts_of_a_wrong_type_are_refused(store: dist.Store) -> None:
+    with pytest.raises(TypeError, match="keys must be a list of str"):
+        store.wait("zz")
+    with pytest.raises(TypeError, match="a counter's amount must be an int"):
+        store.add("k", 1.5)  # type: ignore[arg-type]
