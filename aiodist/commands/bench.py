@@ -17,6 +17,7 @@ from aiodist.bench.chart import Row, draw, table
 from aiodist.bench.measure import Effort
 from aiodist.bench.peers import PEERS
 from aiodist.bench.times import Timing
+from aiodist.commands.output_file import check_output
 from aiodist.commands.terminal import BOLD, GREEN, coloured, has_colours
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of, unknown
@@ -89,8 +90,9 @@ def main(argv: Sequence[str]) -> int:
     cases = _cases(args, args.ranks * nodes.nnodes)
     if args.svg and importlib.util.find_spec("matplotlib") is None:
         raise InvalidUsageError("--svg needs matplotlib: pip install matplotlib")
-    for name in filter(None, (args.svg, args.json)):
-        Path(name).touch()  # else it may turn out after a while that it cannot be written
+    for option, name in (("--svg", args.svg), ("--json", args.json)):
+        if name:
+            check_output(option, Path(name))
     _warn_if_busy(args.ranks)
     against = None if args.against == "none" else args.against
     with tempfile.TemporaryDirectory(prefix="aiodist-bench-") as folder:

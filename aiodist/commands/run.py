@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from aiodist.commands.output_file import check_output
 from aiodist.commands.trace import check_kind, write_trace
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser, run_parser
@@ -36,7 +37,7 @@ def _run(args: argparse.Namespace, spec: JobSpec) -> int:
 def _run_traced(spec: JobSpec, path: Path) -> int:
     """Run a job as `run_job` does, and leave a trace of its ranks in ``path``; the exit code."""
     check_kind(path)
-    path.touch()  # else it may turn out after hours that it cannot be written
+    check_output("--trace", path)
     with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as folder:
         environment = {**spec.environment, TRACE_VARIABLE: folder}
         code = run_job(replace(spec, environment=environment))

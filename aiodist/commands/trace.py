@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiodist.commands.output_file import check_output
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.observe.folder import Dump, read_parts
@@ -50,8 +51,13 @@ def main(argv: Sequence[str]) -> int:
     args = parser().read(argv)
     if args.map and not args.map.endswith(".svg"):
         raise InvalidUsageError(f"--map is an SVG picture: name it {Path(args.map).stem}.svg")
+    path = Path(args.output)
+    check_kind(path)
+    check_output("--output", path)
+    if args.map:
+        check_output("--map", Path(args.map))
     dump = read_parts(args.folder, args.job)
-    sys.stderr.write(write_trace(dump, Path(args.output)))
+    sys.stderr.write(write_trace(dump, path))
     if args.map:
         Path(args.map).write_text(traffic_map(dump.parts), encoding="utf-8")
         sys.stderr.write(f"aiodist: the map of the ranks is in {args.map}\n")
@@ -68,9 +74,8 @@ def check_kind(path: Path) -> None:
 
 def write_trace(dump: Dump, path: Path) -> str:
     """Write the trace of ``dump``, as a picture if ``path`` ends in .svg; return what there is to say
-    about it, in lines. Raises OSError, and InvalidUsageError for another kind of picture.
+    about it, in lines. Raises OSError.
     """
-    check_kind(path)
     trace = chrome_trace(dump.parts)
     is_picture = path.suffix == ".svg"
     text = timeline(dump.parts) if is_picture else json.dumps(trace)

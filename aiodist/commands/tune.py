@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiodist.collectives.rule_tables import TUNABLE, Tables, decode, encode
 from aiodist.collectives.select import Rule, Rules
+from aiodist.commands.output_file import check_output
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of, unknown
 from aiodist.launch.quantities import numbers, sizes
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         raise InvalidUsageError("one rank has nothing to choose: pass -n 2 or more")
     path = Path(args.output)
     if nodes.node_rank == 0:
-        path.touch()  # else it may turn out after minutes that it cannot be written
+        check_output("--output", path)
     parts: list[dict[str, list[Rule]]] = [{name: [] for name in chosen} for _ in Tables._fields]
     measured, shared, over_hosts = parts
     for number, per_node in enumerate(args.ranks):

@@ -1,0 +1,47 @@
+"""A file that a command cannot write is a mistake in the command line, told before the work begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiodist.commands.main import main
+from aiodist.commands.output_file import check_output
+from aiodist.errors import InvalidUsageError
+
+COMMANDS = {
+    "run": (["run", "--trace", "FILE", "x.py"], "--trace"),
+    "trace": (["trace", "parts", "-o", "FILE"], "--output"),
+    "map": (["trace", "parts", "--map", "FILE.svg"], "--map"),
+    "bench": (["bench", "barrier", "--json", "FILE"], "--json"),
+    "tune": (["tune", "-o", "FILE"], "--output"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_in_no_folder_is_refused_before_the_work(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("open('began', 'w').close()")
+    argv, option = COMMANDS[name]
+    assert main([each.replace("FILE", "none/file") for each in argv]) == 2
+    told = capsys.readouterr().err
+    assert f"{option} none/file" in told
+    assert "no file can be written there (No such file or directory); name a file" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["x.py"]
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsageError, match=r"--trace .*\(Is a directory\)"):
+        check_output("--trace", tmp_path)
+
+
+def test_a_check_changes_no_file(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("a trace of before")
+    check_output("--trace", kept)
+    check_output("--trace", tmp_path / "new")
+    assert kept.read_text() == "a trace of before"
+    assert list(tmp_path.iterdir()) == [kept]
