@@ -6,11 +6,14 @@ and importing the package would slow it down for those who use torch for somethi
 
 import contextlib
 import importlib.util
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from typing import Any
+
+_log = logging.getLogger("aiodist")
 
 VARIABLE = "AIODIST_INSTEAD_OF"
 """Names the backend in whose place programs get aiodist: "gloo", or nothing."""
@@ -20,8 +23,9 @@ def autoload() -> None:
     """Run `register`, and let torch be imported where that fails."""
     try:
         register()
-    except Exception:  # noqa: BLE001  # a torch without distributed, or with another registry
-        pass
+    except Exception as error:  # noqa: BLE001  # a torch without distributed, or with another registry
+        level = logging.WARNING if os.environ.get(VARIABLE) else logging.DEBUG
+        _log.log(level, 'torch does not get the backend "aiodist": %r', error)
 
 
 def register() -> None:
@@ -43,8 +47,18 @@ def register() -> None:
             c10d._maybe_attach_flight_recorder
         )
     _leave_untraced()
-    if os.environ.get(VARIABLE, "").strip().lower() == "gloo":
+    if mistake := mistake_in(os.environ):
+        _log.warning("%s; it has no effect", mistake)
+    elif os.environ.get(VARIABLE, "").strip():
         c10d._new_process_group_helper = replacing_gloo(c10d._new_process_group_helper)
+
+
+def mistake_in(environ: Mapping[str, str]) -> str | None:
+    """Return what is wrong with the value of `VARIABLE`; None where it is valid or not set."""
+    text = environ.get(VARIABLE, "")
+    if text.strip().lower() in ("", "gloo"):
+        return None
+    return f"{VARIABLE} must be gloo, the one backend that aiodist replaces, not {text!r}"
 
 
 def replacing_gloo(make: Callable[..., Any]) -> Callable[..., Any]:

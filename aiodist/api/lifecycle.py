@@ -18,6 +18,7 @@ from aiodist.api.closing import close_world
 from aiodist.api.rule_table import table_from
 from aiodist.api.settings import (
     capacity_from,
+    check_later_settings,
     init_timeout_from,
     patience_from,
     pickle_from,
@@ -133,6 +134,7 @@ async def init_process_group(
     shared_bytes = shared_bytes_from(os.environ, schemes)
     streams = streams_from(os.environ, schemes)
     size_from(os.environ)
+    check_later_settings(os.environ)
     table_from(os.environ)
     patience = patience_from(liveness_timeout, os.environ)
     world.allow_pickle = pickle_from(allow_pickle, os.environ)

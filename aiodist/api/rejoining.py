@@ -19,6 +19,7 @@ from aiodist.api.closing import close_world
 from aiodist.api.lifecycle import introduce, transports_at
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.settings import (
+    check_later_settings,
     init_timeout_from,
     patience_from,
     pickle_from,
@@ -126,6 +127,7 @@ async def rejoin(
     deadline = Deadline(init_timeout_from(timeout, os.environ, DEFAULT_TIMEOUT))
     window = window_from(buffer_bytes, os.environ)
     world.allow_pickle = pickle_from(None, os.environ)
+    check_later_settings(os.environ)
     world.opening = True
     try:
         async with meeting_place(world, store, deadline) as place:

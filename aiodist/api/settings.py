@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from datetime import timedelta
 
+from _aiodist_autoload import mistake_in
 from aiodist.api.shm_settings import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_bool, check_int
+from aiodist.groups.switches import switch_from
 from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import SHORTEST
 from aiodist.p2p.endpoint import DEFAULT_WINDOW
@@ -59,10 +61,16 @@ def pickle_from(argument: bool | None, environ: Mapping[str, str]) -> bool:
     Raises TypeError for an argument that is no bool, InvalidUsageError where AIODIST_ALLOW_PICKLE is
     neither 0 nor 1.
     """
-    text = environ.get(PICKLE_VARIABLE, "").strip()
-    if text not in ("", "0", "1"):
-        raise InvalidUsageError(f"{PICKLE_VARIABLE} must be 0 or 1, not {text!r}")
-    return text == "1" if argument is None else check_bool(argument, "allow_pickle")
+    switch = switch_from(PICKLE_VARIABLE, environ)
+    return bool(switch) if argument is None else check_bool(argument, "allow_pickle")
+
+
+def check_later_settings(environ: Mapping[str, str]) -> None:
+    """Raise InvalidUsageError for an invalid value that nothing would read before the ranks meet."""
+    for name in ("AIODIST_CUDA_IPC", "AIODIST_MPI_CHECK", "AIODIST_TORCH_GROUP"):
+        switch_from(name, environ)
+    if mistake := mistake_in(environ):
+        raise InvalidUsageError(mistake)
 
 
 def timeout_from(argument: float | timedelta | None) -> float | None:

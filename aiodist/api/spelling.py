@@ -46,9 +46,10 @@ _NEAR = 0.85
 
 def warn_of_misspelt(environ: Mapping[str, str]) -> None:
     """Log the variables whose name nearly is one of `VARIABLES`, and leave other names alone."""
-    for name in environ:
-        if name.startswith("AIODIST_") and name not in VARIABLES:
-            from difflib import get_close_matches  # imported where needed, which is rare
+    from difflib import get_close_matches  # imported where needed: rank 0 alone looks
 
+    for name in environ:
+        prefix = name.partition("_")[0]
+        if name not in VARIABLES and get_close_matches(prefix, ["AIODIST"], 1, _NEAR):
             for meant in get_close_matches(name, VARIABLES, 1, _NEAR):
                 log.warning("%s is set, and nothing reads it: is %s meant?", name, meant)

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.switches import switch_from
 from aiodist.groups.world import World, current_world
 from aiodist.types import DEFAULT_TIMEOUT
 
@@ -53,11 +54,8 @@ def wanted(argument: bool | None, environ: Mapping[str, str]) -> bool | None:
     Raises InvalidUsageError for a value of the variable that is neither 0 nor 1, and where a
     group is asked for and torch is not imported.
     """
-    text = environ.get(VARIABLE, "").strip()
-    if argument is None and text:
-        if text not in ("0", "1"):
-            raise InvalidUsageError(f"{VARIABLE} must be 0 or 1, not {text!r}")
-        argument = text == "1"
+    if argument is None:
+        argument = switch_from(VARIABLE, environ)
     if argument and _torch() is None:
         raise InvalidUsageError(
             "torch_group=True makes torch's default group, and torch is not imported: import "

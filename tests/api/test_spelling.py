@@ -32,6 +32,8 @@ def test_all_that_the_package_names_is_known() -> None:
         ("AIODIST_SHM_BYTE", "AIODIST_SHM_BYTES"),
         ("AIODIST_LIVENES_TIMEOUT", "AIODIST_LIVENESS_TIMEOUT"),
         ("AIODIST_STREAM", "AIODIST_STREAMS"),
+        ("AIODSIT_STREAMS", "AIODIST_STREAMS"),
+        ("AODIST_SECRET", "AIODIST_SECRET"),
     ],
 )
 def test_the_name_that_was_meant_is_said(
@@ -46,7 +48,13 @@ def test_the_name_that_was_meant_is_said(
 def test_other_names_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     ours = dict.fromkeys(VARIABLES, "1")
     warn_of_misspelt(
-        {**ours, "AIODIST_TEST_TIMEOUT_SCALE": "2", "AIODIST_SOAK_REPORT": "x", "AIODIST_MINE": ""}
+        {
+            **ours,
+            "AIODIST_TEST_TIMEOUT_SCALE": "2",
+            "AIODIST_SOAK_REPORT": "x",
+            "AIODIST_MINE": "",
+            "DIST_SECRET": "",
+        }
     )
     assert not caplog.records
 

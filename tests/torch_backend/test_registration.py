@@ -116,6 +116,30 @@ def test_a_program_that_asks_for_gloo_gets_gloo_without_the_variable(run: Run) -
     assert said[1] == "ProcessGroup"
 
 
+def test_another_name_than_gloo_in_the_variable_is_told(run: Run) -> None:
+    source = """
+        import logging
+        logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
+        import torch
+    """
+    told = "AIODIST_INSTEAD_OF must be gloo, the one backend that aiodist replaces, not 'glo'"
+    assert run("-c", source, AIODIST_INSTEAD_OF="glo") == f"{told}; it has no effect\n"
+    assert run("-c", source, AIODIST_INSTEAD_OF="Gloo") == ""
+
+
+@pytest.mark.parametrize(("value", "level"), [("gloo", "WARNING"), ("", "DEBUG")])
+def test_a_registration_that_fails_is_told_where_gloo_was_to_be_replaced(
+    value: str, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "aiodist")
+    monkeypatch.setenv("AIODIST_INSTEAD_OF", value)
+    monkeypatch.delattr(torch_dist, "Backend")
+    _aiodist_autoload.autoload()
+    [record] = caplog.records
+    assert record.levelname == level
+    assert 'torch does not get the backend "aiodist": AttributeError' in record.getMessage()
+
+
 @pytest.mark.parametrize("gpus", [True, False])
 def test_where_there_are_gpus_torchs_default_stays_what_it_is(
     gpus: bool, monkeypatch: pytest.MonkeyPatch

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
-from aiodist.errors import InvalidUsageError
 from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Tensor
+from aiodist.groups.switches import switch_from
 from aiodist.links.host import host_id
 from aiodist.types import Backend
 
@@ -55,7 +55,4 @@ def host_of(environ: Mapping[str, str]) -> str:
 
     Raises InvalidUsageError for an invalid value.
     """
-    text = environ.get(VARIABLE, "") or "1"
-    if text not in ("0", "1"):
-        raise InvalidUsageError(f"{VARIABLE} must be 0 or 1, not {text!r}")
-    return host_id() if text == "1" else secrets.token_hex(8)
+    return secrets.token_hex(8) if switch_from(VARIABLE, environ) is False else host_id()

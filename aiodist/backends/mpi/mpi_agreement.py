@@ -20,8 +20,9 @@ from aiodist.backends.mpi.gate import Gate
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.channel import Channel
 from aiodist.completion import Pending
-from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.errors import CollectiveMismatchError
 from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.switches import switch_from
 
 VARIABLE = "AIODIST_MPI_CHECK"
 """0: do not compare; ranks that disagree then hang, or write where they should not."""
@@ -36,10 +37,7 @@ _MASK = (1 << 64) - 1
 
 def checks(environ: Mapping[str, str]) -> bool:
     """Return whether ranks compare. Raises InvalidUsageError for an invalid value."""
-    text = environ.get(VARIABLE, "") or "1"
-    if text not in ("0", "1"):
-        raise InvalidUsageError(f"{VARIABLE} must be 0 or 1, not {text!r}")
-    return text == "1"
+    return switch_from(VARIABLE, environ) is not False
 
 
 class MpiAgreement:
