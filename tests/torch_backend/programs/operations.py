@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -124,8 +125,10 @@ def reductions(rank: int, size: int) -> None:
     t = mine.double()
     dist.all_reduce(t, dist._make_nccl_premul_sum(0.5))
     assert t[0].item() == total(size) / 2
-    sparse = torch.sparse_coo_tensor([[rank, size]], [1.0, 2.0], (size + 1,))
-    dist.all_reduce(sparse)
+    sparse = torch.sparse_coo_tensor([[rank, size]], [1.0, 2.0], (size + 1,), check_invariants=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dist.all_reduce(sparse)
     assert sparse.is_coalesced()
     assert sparse.to_dense().tolist() == [1.0] * size + [2.0 * size]
 
