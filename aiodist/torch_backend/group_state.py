@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
@@ -184,7 +185,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         """Return a group of some global ranks over the same connections. ``timeout``: None for the
         group's.
         """
-        seconds = self._group.timeout if timeout is None else timeout.total_seconds()
+        seconds = self._group.timeout if timeout is None else to_seconds(timeout)
         return type(self)(self._world, self._world.subgroup(name, ranks, seconds), False)
 
     def splitGroup(  # noqa: N802
@@ -209,7 +210,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations without a timeout of their own."""
-        self._group.timeout = timeout.total_seconds()
+        self._group.timeout = to_seconds(timeout)
 
     def shutdown(self) -> None:
         """Close the group, after some seconds for operations in progress."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as torch_dist
 from torch._C import _distributed_c10d as c10d
 
-from aiodist.deadline import Deadline
+from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
 from aiodist.torch_backend.worlds import TorchWorld
 
@@ -32,7 +32,7 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     store = _for_us(options.store.underlying_store)
     rank, size = options.group_rank, options.group_size
     timeout = options.timeout
-    deadline = Deadline(timeout.total_seconds())
+    deadline = Deadline(timeout)
     tcp = _of_torch(store) if rank else None
     prefixes = ("default_pg", f"{options.group_id}/")  # as torch has put them in front
     may_be_old = tcp is not None and _was_here(store, _for_us(_in_front(tcp, *prefixes)), rank)
@@ -46,7 +46,7 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     store = _for_us(registered)
     store.add(_visits(rank), 1)
     world = TorchWorld.met(store, rank, size, _left(deadline), name)
-    world.whole.timeout = timeout.total_seconds()
+    world.whole.timeout = to_seconds(timeout)
     return world, registered
 
 

@@ -7,10 +7,12 @@ import os
 from datetime import timedelta
 from time import perf_counter, sleep
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import aiodist.sync
+from aiodist.errors import InvalidUsageError
 from aiodist.torch_backend import connect
 from aiodist.torch_backend.group import TorchGroup
 from tests.torch_backend.programs.ddp import default_store, error_of
@@ -29,6 +31,13 @@ def answers(rank: int, size: int) -> None:
     assert named.group_desc == "a description"
     assert not aiodist.sync.is_initialized()  # that API has a world of its own
     whole.set_timeout(timedelta(seconds=30))
+    for wrong in (timedelta(seconds=-3), timedelta(0), -3):
+        with pytest.raises(InvalidUsageError, match="timeout must be positive"):
+            whole.set_timeout(wrong)
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or a"):
+        whole.set_timeout("3")
+    with pytest.raises(InvalidUsageError, match="timeout must be positive"):
+        dist.new_group([0, 1], timeout=timedelta(seconds=-1))
     t = torch.ones(1)
     dist.all_reduce(t)
     assert t.item() == size
