@@ -29,7 +29,8 @@ def dump_operations(directory: str | os.PathLike[str] | None = None) -> Path:
     together. Any thread may call it; it waits for no other rank.
 
     Args:
-        directory: Where the file lies; None is the directory that AIODIST_DUMP_DIR names.
+        directory: Where the file lies, which is made if it does not exist. None is the directory
+            that AIODIST_DUMP_DIR names.
 
     Returns:
         The file's path.

@@ -100,6 +100,7 @@ class Observer:
         self._kept = (0, 0)  # operations begun and under way, when the trace was kept last
         self._dump_reason: DistError | None = None  # what the next dump is about
         self._has_dumped = False
+        self._has_told = False  # that dumps cannot be written
         self._server: Answering | None = None
         self._pid = os.getpid()
         if self._traces:
@@ -167,7 +168,9 @@ class Observer:
         try:
             self._write(self._dumps, reason, stuck)
         except OSError as error:
-            log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
+            if not self._has_told:  # one failure of the job may ask for several dumps
+                log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
+            self._has_told = True
 
     def signalled(self) -> None:
         """Handle SIGUSR1. May be called in a signal handler: another thread does the work."""

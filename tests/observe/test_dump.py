@@ -255,6 +255,22 @@ async def test_the_abort_of_a_block_that_raised_leaves_the_dump_about_its_error(
     assert all("disagree" in part.reason and part.operations for part in parts.values())
 
 
+async def test_a_rank_says_once_that_it_cannot_write_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AIODIST_DUMP_DIR", str(tmp_path / "file" / "none"))
+
+    async def main(rank: int) -> None:
+        observer = current_world().observer
+        assert observer is not None
+        observer.dump_quietly("a collective failed")
+        observer.dump_quietly("another rank asks for a dump")
+
+    await run_ranks(1, main)
+    assert caplog.text.count("cannot write a dump to AIODIST_DUMP_DIR=") == 1
+
+
 async def test_an_earlier_dump_does_not_replace_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
