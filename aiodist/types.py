@@ -66,8 +66,19 @@ class ReduceOp:
 
         Args:
             factor: A number, or a 0-d tensor or array.
+
+        Raises:
+            TypeError: ``factor`` is something else.
         """
-        return cls(RedOpType.PREMUL_SUM, factor)
+        try:
+            value = factor.item() if hasattr(factor, "item") else factor
+        except (RuntimeError, ValueError):  # torch's and numpy's for several elements
+            value = None
+        if isinstance(value, bool) or not isinstance(value, int | float | complex):
+            raise TypeError(
+                f"the factor of PREMUL_SUM must be a number or a 0-d tensor, not {factor!r}"
+            )
+        return cls(RedOpType.PREMUL_SUM, value)
 
     # torch has the kind itself as an attribute; its factor has to come from premul_sum.
     PREMUL_SUM = RedOpType.PREMUL_SUM

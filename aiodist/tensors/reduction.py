@@ -111,13 +111,8 @@ def _check(kind: RedOpType, dtype: DType) -> None:
     raise TypeError(f"{kind.name} is not defined for {dtype.name}: {reason}")
 
 
-def factor_of(factor: Any, dtype: DType) -> complex:
-    """The PREMUL_SUM factor as a Python number that the dtype can hold."""
-    value = factor.item() if hasattr(factor, "item") else factor
-    if isinstance(value, bool) or not isinstance(value, int | float | complex):
-        raise TypeError(
-            f"the factor of PREMUL_SUM must be a number or a 0-d tensor, not {factor!r}"
-        )
+def factor_of(value: complex, dtype: DType) -> complex:
+    """Return the PREMUL_SUM factor ``value`` if the dtype can hold it."""
     is_integer = dtype.name.startswith(("int", "uint"))
     if isinstance(value, complex) and not dtype.name.startswith(("complex", "clongdouble")):
         raise TypeError(f"the complex factor {value} cannot multiply {dtype.name}")

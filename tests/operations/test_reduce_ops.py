@@ -116,3 +116,9 @@ async def test_bool_sums_are_or_and_products_and() -> None:
 
     expected = ([True, True, False], [False, True, False])
     assert await run_ranks(2, on_rank, timeout=20) == [expected] * 2
+
+
+@pytest.mark.parametrize("factor", [torch.tensor([0.5, 2]), np.ones(2), "2", None, True, [2]])
+def test_a_factor_that_is_no_number_is_refused_where_the_op_is_made(factor: Any) -> None:
+    with pytest.raises(TypeError, match="factor of PREMUL_SUM must be a number or a 0-d tensor"):
+        dist.ReduceOp.premul_sum(factor)
