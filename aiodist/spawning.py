@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.argument_checks import check_list
 from aiodist.launch.environment import (
     job_identity,
     meeting_environment,
@@ -58,8 +59,8 @@ def spawn(
         until it returns True. The port stays reserved as long as it exists.
 
     Raises:
-        TypeError: ``fn`` cannot be called, or cannot be sent to a new interpreter. Nothing has
-            been started.
+        TypeError: ``fn`` cannot be called, or cannot be sent to a new interpreter, or ``args`` is
+            no list or tuple. Nothing has been started.
         InvalidUsageError: ``nprocs`` is below 1.
         ValueError: ``start_method`` is unknown.
         Exception: A process failed, and the others were terminated: torch's
@@ -67,6 +68,7 @@ def spawn(
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function to call as fn(i, *args), not {fn!r}")
+    check_list(args, "args")
     if not isinstance(nprocs, int) or isinstance(nprocs, bool):
         raise TypeError(f"nprocs must be an int, not {nprocs!r}")
     if nprocs < 1:

@@ -139,6 +139,8 @@ def test_the_users_secret_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
+        ({"args": 3}, TypeError, "args must be a list, not int"),
+        ({"args": "ab"}, TypeError, "args must be a list, not str"),
         ({"nprocs": 0}, InvalidUsageError, "nprocs must be at least 1"),
         ({"nprocs": 1.5}, TypeError, "nprocs must be an int"),
         ({"nprocs": True}, TypeError, "nprocs must be an int"),

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from aiodist.groups.argument_checks import check_rank
+from aiodist.groups.argument_checks import check_bool, check_rank
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import (
     Agree,
@@ -230,4 +230,5 @@ def monitored_barrier(
         CollectiveError: Another failure, as for `barrier`.
     """
     pg = current_world().group(group)
+    check_bool(wait_all_ranks, "wait_all_ranks")
     return pg.start(Agree("monitored_barrier", 0), timeout)

@@ -430,6 +430,7 @@ def register_type(
 
     Raises:
         InvalidUsageError: Another class has the name, or ``encode`` and ``decode`` are missing.
+        TypeError: An argument has another type.
     """
     current_types().register(cls, encode, decode, name)
     return cls

@@ -227,7 +227,9 @@ class P2POp:
         """
         name = getattr(op, "__name__", "")
         if name not in ("isend", "irecv", "send", "recv"):
-            raise InvalidUsageError("op must be isend or irecv")
+            raise InvalidUsageError(
+                f"op must be the function isend or irecv, as in P2POp(dist.isend, ...), not {op!r}"
+            )
         self.op = op
         self.sends = name.endswith("send")
         self.tensor = tensor

@@ -34,7 +34,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A job as one launcher sees it. Checked when made: raises InvalidUsageError.
+    """A job as one launcher sees it. Checked when made: raises InvalidUsageError, and TypeError for a
+    command that is one text.
 
     ``program`` is what each rank runs, such as ``(sys.executable, "train.py")``, and ``arguments``
     what follows; ``--local_rank=K`` goes between the two where ``pass_local_rank`` is set.
@@ -70,6 +71,12 @@ class JobSpec:
     """What the ranks inherit, before the job's own variables."""
 
     def __post_init__(self) -> None:
+        for name in ("program", "arguments", "ssh"):
+            words = getattr(self, name)
+            if isinstance(words, str):
+                raise TypeError(
+                    f"{name} must be a tuple of words, such as ({words!r},), not {words!r}"
+                )
         if not self.program:
             raise InvalidUsageError("there is nothing to start: name a program")
         if self.nproc < 1:

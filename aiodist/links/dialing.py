@@ -63,7 +63,10 @@ def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:
     if left:
         return LEFT
     if not tried:
-        return "cannot be reached: it offers no transport that this rank has"
+        return (
+            "cannot be reached: it offers no transport that this rank has; let AIODIST_TRANSPORT "
+            "on both ranks name a transport in common that crosses hosts, such as tcp"
+        )
     if all(map(_is_refusal, tried.values())):
         # A rank listens from before its addresses are known until its process ends.
         told = "; ".join(map(str, tried.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.api.collectives import Timeout
-from aiodist.groups.argument_checks import check_rank
+from aiodist.groups.argument_checks import check_bool, check_rank
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import (
     Agree,
@@ -257,4 +257,5 @@ def monitored_barrier(
     """
     if (pg := member_of(group, "monitored_barrier")) is None:
         return
+    check_bool(wait_all_ranks, "wait_all_ranks")
     portal().start(False, pg, Agree("monitored_barrier", 0), timeout)

@@ -114,4 +114,5 @@ def _unusable_dtype(array: Array, name: str) -> Exception:
     else:
         same_size = f"{name}.view('uint{dtype.itemsize * 8}')"
         advice = f"pass a view with a dtype of numpy's own, {same_size}, or a torch tensor"
-    return InvalidUsageError(f"{name} has dtype {dtype.name}, which cannot travel; {advice}")
+    kind = f"dtype {dtype.name}" if dtype.names is None else f"the structured dtype {dtype}"
+    return InvalidUsageError(f"{name} has {kind}, which cannot travel; {advice}")

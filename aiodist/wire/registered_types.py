@@ -52,6 +52,11 @@ class TypeRegistry:
         """Register ``cls``; arguments and errors are those of `aiodist.register_type`."""
         if not isinstance(cls, type):
             raise TypeError(f"cls must be a class, not {cls!r}")
+        for what, function in (("encode", encode), ("decode", decode)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{what} must be a function of one argument, not {function!r}")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be a str, the same on all ranks, not {name!r}")
         if (encode is None) != (decode is None):
             raise InvalidUsageError("pass encode and decode together, or neither")
         if encode is None or decode is None:

@@ -449,6 +449,13 @@ def test_a_command_that_cannot_be_run_is_the_ranks_failure(capfd):
     assert "cannot run '/no/such/program': No such file" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["program", "arguments", "ssh"])
+def test_a_command_that_is_one_text_is_refused(name):
+    words = {"program": ("true",), name: "echo"}
+    with pytest.raises(TypeError, match=rf"{name} must be a tuple of words, such as \('echo',\)"):
+        JobSpec(**words)
+
+
 def test_a_refused_start_leaves_nothing_running(capfd, monkeypatch):
     """The system runs out of processes at the second rank; the leak check does the rest."""
     import aiodist.launch.supervisor as supervisor

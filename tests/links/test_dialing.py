@@ -30,7 +30,7 @@ def test_another_dialing_error_tells_nothing_about_the_process() -> None:
     assert unreachable({"unix:/x": NO_FILE, "tcp:h:2": SILENT}, left=False) == (
         "cannot be reached: unix:/x: cannot connect to unix:/x: refused; tcp:h:2: timed out"
     )
-    assert "no transport" in unreachable({}, left=False)
+    assert "let AIODIST_TRANSPORT on both ranks name" in unreachable({}, left=False)
 
 
 def test_a_rank_that_said_goodbye_has_left() -> None:

@@ -182,6 +182,12 @@ def test_misuse() -> None:
         types.register(Celsius, lambda c: c.degrees)
     with pytest.raises(TypeError, match="must be a class"):
         types.register(Point(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="encode must be a function of one argument, not 1"):
+        types.register(Celsius, 1, lambda degrees: degrees)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="decode must be a function of one argument, not 2"):
+        types.register(Celsius, lambda c: c.degrees, 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name must be a str, the same on all ranks, not 5"):
+        types.register(Point, name=5)  # type: ignore[arg-type]
     types.register(Point, name="p")
     with pytest.raises(InvalidUsageError, match="'p' is registered for Point; pass another name"):
         types.register(Pair, name="p")

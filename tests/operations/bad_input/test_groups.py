@@ -50,6 +50,12 @@ ENTRIES: list[Entry] = [
         "group must be a ProcessGroup, not str",
     ),
     (
+        "a flag that is a text",
+        lambda h: dist.monitored_barrier(wait_all_ranks="x"),
+        TypeError,
+        "wait_all_ranks must be True or False, not 'x'",
+    ),
+    (
         "ranks as a group",
         lambda h: dist.all_reduce(t(4), group=[0, 1]),
         TypeError,

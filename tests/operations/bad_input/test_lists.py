@@ -151,7 +151,13 @@ ENTRIES: list[Entry] = [
         "P2POp: another operation",
         lambda h: dist.P2POp(dist.broadcast, t(4), 0),
         InvalidUsageError,
-        "op must be isend or irecv",
+        "op must be the function isend or irecv",
+    ),
+    (
+        "P2POp: the name of an operation",
+        lambda h: dist.P2POp("isend", t(4), 0),
+        InvalidUsageError,
+        r"op must be the function isend or irecv, as in P2POp\(dist.isend, ...\), not 'isend'",
     ),
 ]
 

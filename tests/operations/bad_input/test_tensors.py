@@ -219,6 +219,12 @@ ENTRIES: list[Entry] = [
         InvalidUsageError,
         "cannot travel",
     ),
+    (
+        "an array with fields",
+        lambda h: dist.broadcast(np.zeros(2, [("a", "i4")]), 1),
+        InvalidUsageError,
+        r"has the structured dtype \[\('a', '<i4'\)\], which cannot travel",
+    ),
 ]
 
 
