@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -165,7 +165,8 @@ async def init_process_group(
                 make = partial(Endpoint, window=window, heartbeat=heartbeat, memory=memory)
                 ways = with_bundles(transports, met.hosts, streams)
                 who = met.rank, met.size, met.store, met.secret
-                await _open_world(world, *who, ways, make, deadline, places)
+                facts = _facts(chosen, group_name, places)
+                await _open_world(world, *who, ways, make, deadline, facts)
                 try:
                     await answer_questions(world.observer, met.store, met.host, deadline)
                     await met.settle(deadline)
@@ -204,10 +205,15 @@ async def open_in_process(
     memory = memory_of(rank, shared_bytes)
     endpoint = partial(Endpoint, window=window, memory=memory, host=host)
     secret = job_secret(os.environ)
-    await _open_world(
-        world, rank, size, store, secret, [transport], endpoint, Deadline(seconds), size
-    )
-    await _make_default(world, size, "", backend_named(backend), seconds, Deadline(seconds))
+    chosen, limit = backend_named(backend), Deadline(seconds)
+    facts = _facts(chosen, "", size)
+    await _open_world(world, rank, size, store, secret, [transport], endpoint, limit, facts)
+    await _make_default(world, size, "", chosen, seconds, limit)
+
+
+def _facts(backend: Backend, group_name: str, capacity: int) -> dict[str, Any]:
+    """Return what has to be equal on all ranks, by the name of the parameter."""
+    return {"backend": str(backend), "group_name": group_name, "capacity": capacity}
 
 
 async def _open_world(
@@ -219,19 +225,20 @@ async def _open_world(
     transports: list[Transport],
     make: Callable[[int, int, list[Transport], World], Endpoint],
     deadline: Deadline,
-    places: int,
+    facts: Mapping[str, Any],
 ) -> None:
+    """Open the world at the addresses of all ranks. Raises InvalidUsageError if their ``facts`` differ."""
+    places = facts["capacity"]
     world.open(rank, places, store)
     endpoint = make(rank, places, transports, world)
     try:
         rank_info = await endpoint.open()
         token = os.urandom(32) if rank == 0 else b""
         table = table_from(os.environ) if rank == 0 else b""
-        mine = msgpack.packb([rank_info.encode(), token, table, places])
+        mine = msgpack.packb([rank_info.encode(), token, table, facts])
         answers = await exchange(store, rank, size, mine, deadline, name="rank_infos")
         everybody = [msgpack.unpackb(answer) for answer in answers]
-        if len(capacities := {each[3] for each in everybody}) > 1:
-            raise InvalidUsageError(f"the ranks disagree about capacity: {sorted(capacities)}")
+        _compare([each[3] for each in everybody])
         rank_infos = [RankInfo.decode(each[0]) for each in everybody]
         rank_infos += [RankInfo.absent(rank) for rank in range(size, places)]
         world.choose_by(everybody[0][2])
@@ -241,6 +248,16 @@ async def _open_world(
         world.clear()
         raise
     world.attach(endpoint)
+
+
+def _compare(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidUsageError if ``facts``, by rank, differ from those of rank 0."""
+    for name, first in facts[0].items():
+        for rank, others in enumerate(facts):
+            if (other := others[name]) != first:
+                raise InvalidUsageError(
+                    f"the ranks disagree about {name}: rank 0 has {first!r}, rank {rank} has {other!r}"
+                )
 
 
 def introduce(

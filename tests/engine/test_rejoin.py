@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,21 +178,40 @@ async def test_capacity_lets_more_ranks_come_than_at_the_start(
         await asyncio.gather(*(newcomer(lambda rank=rank: member(rank)) for rank in (0, 1)))
 
 
-async def test_a_capacity_below_the_ranks_or_not_equal_on_all_is_refused(
-    scaled: Callable[[float], float],
-) -> None:
-    async def start(capacity: int, rank: int = 0, size: int = 2, store: Any = None) -> None:
-        store = store or dist.MemoryStore()
-        await dist.init_process_group(store=store, rank=rank, world_size=size, capacity=capacity)
+async def test_a_capacity_below_the_ranks_is_refused(scaled: Callable[[float], float]) -> None:
+    async def start() -> None:
+        await dist.init_process_group(store=dist.MemoryStore(), rank=0, world_size=1, capacity=0)
 
     async with asyncio.timeout(scaled(20)):
         with pytest.raises(dist.InvalidUsageError, match="at least the 1 ranks"):
-            await newcomer(lambda: start(0, size=1))
-        shared = dist.MemoryStore()
-        both = [newcomer(lambda rank=rank: start(2 + rank, rank, store=shared)) for rank in (0, 1)]
+            await newcomer(start)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"capacity": (2, 3)}, "capacity: rank 0 has 2, rank 1 has 3"),
+        ({"group_name": ("", "w")}, "group_name: rank 0 has '', rank 1 has 'w'"),
+        (
+            {"backend": ("aiodist", "torch:gloo")},
+            "backend: rank 0 has 'aiodist', rank 1 has 'torch:gloo'",
+        ),
+    ],
+)
+async def test_ranks_that_disagree_about_the_world_are_told_when_they_meet(
+    values: dict[str, Sequence[Any]], told: str, scaled: Callable[[float], float]
+) -> None:
+    store = dist.MemoryStore()
+
+    async def start(rank: int) -> None:
+        own = {name: each[rank] for name, each in values.items()}
+        await dist.init_process_group(store=store, rank=rank, world_size=2, **own)
+
+    async with asyncio.timeout(scaled(20)):
+        both = [newcomer(lambda rank=rank: start(rank)) for rank in (0, 1)]
         for error in await asyncio.gather(*both, return_exceptions=True):
             assert isinstance(error, dist.InvalidUsageError)
-            assert "disagree about capacity: [2, 3]" in str(error)
+            assert f"the ranks disagree about {told}" in str(error)
 
 
 async def test_the_coordinator_dies_before_it_has_welcomed_the_newcomer(
