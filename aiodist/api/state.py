@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from aiodist.groups.operation import Broadcast, BroadcastObject, Tensor
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import buffer_of, decode_meta, empty_like_message, encode_meta, is_tensor
+
+log = logging.getLogger("aiodist")
 
 Node = list[Any]
 """The description of a part of a state for the other ranks: its kind and its contents."""
@@ -34,7 +37,8 @@ async def sync_state(
     All call it, as a collective. On the other ranks ``state_dict`` is changed in place. A tensor
     of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
     gets the source's parameters. Missing entries are added, and entries that the source does not
-    have are removed.
+    have are removed. A rank that had tensors of another dtype or shape, or under other names, logs
+    a warning: its model does not get the source's.
 
     After a failure or a cancellation the state is a mixture: call it again on a group that works.
 
@@ -65,7 +69,15 @@ async def sync_state(
     name, pickle = "broadcast_object_list", pg.world.allow_pickle
     await pg.start(BroadcastObject(name, plan, fill, root, pickle), seconds)
     if pg.rank != root:
-        state_dict = _rebuild(plan[0], state_dict, tensors)
+        rebuilding = _Rebuilding()
+        state_dict, tensors = rebuilding.part(plan[0], state_dict), rebuilding.tensors
+        if rebuilding.unused:
+            log.warning(
+                "sync_state: rank %d had %d tensors that do not fit the state of rank %d, one at "
+                "state_dict%s. They were taken out; a model that they belong to keeps their values: is it "
+                "the same model on both ranks?",
+                *(pg.global_rank, len(rebuilding.unused), pg.ranks[root], min(rebuilding.unused)),
+            )
     works = [pg.start(Broadcast(tensor, root), seconds) for tensor in tensors]
     await _all(works)
     return state_dict
@@ -105,30 +117,51 @@ def _describe(part: Any, tensors: list[Tensor]) -> Node:
     return [_VALUE, part]
 
 
-def _rebuild(node: Node, mine: Any, tensors: list[Tensor]) -> Any:
-    """Return what ``node`` describes, in ``mine`` as far as that fits; its tensors are not filled yet."""
-    kind, content = node
-    if kind == _TENSOR:
-        tensor = mine if _fits(mine, content) else empty_like_message(*decode_meta(content)).owner
-        tensors.append(tensor)
-        return tensor
-    if kind == _DICT:
-        target = mine if isinstance(mine, dict) else {}
-        built = {key: _rebuild(value, target.get(key), tensors) for key, value in content}
-        target.clear()
-        target.update(built)
-        return target
-    if kind == _VALUE:
-        return content
-    old = list(mine) if isinstance(mine, (list, tuple)) else []
-    old += [None] * (len(content) - len(old))
-    items = [_rebuild(value, old[i], tensors) for i, value in enumerate(content)]
-    if kind == _TUPLE:
-        return tuple(items)
-    if isinstance(mine, list):
-        mine[:] = items
-        return mine
-    return items
+class _Rebuilding:
+    """The state of another rank, made in the memory of this rank's as far as that fits."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        """Those of the result, which are not filled yet."""
+        self.unused: list[str] = []
+        """Where this rank had tensors that the result does not have."""
+
+    def part(self, node: Node, mine: Any, place: str = "") -> Any:
+        """Return what ``node`` describes, in ``mine`` as far as that fits. ``place``: that in the state."""
+        kind, content = node
+        if kind == _TENSOR:
+            tensor = mine
+            if not _fits(mine, content):
+                tensor = empty_like_message(*decode_meta(content)).owner
+                self._drop(mine, place)
+            self.tensors.append(tensor)
+            return tensor
+        if kind == _DICT:
+            target = mine if isinstance(mine, dict) else {}
+            built = {
+                key: self.part(value, target.get(key), f"{place}[{key!r}]")
+                for key, value in content
+            }
+            for key in target.keys() - built.keys():
+                self._drop(target[key], f"{place}[{key!r}]")
+            target.clear()
+            target.update(built)
+            return target
+        if kind == _VALUE:
+            return content
+        old = list(mine) if isinstance(mine, (list, tuple)) else []
+        old += [None] * (len(content) - len(old))
+        items = [self.part(each, old[i], f"{place}[{i}]") for i, each in enumerate(content)]
+        if kind == _TUPLE:
+            return tuple(items)
+        if isinstance(mine, list):
+            mine[:] = items
+            return mine
+        return items
+
+    def _drop(self, mine: Any, place: str) -> None:
+        if is_tensor(mine):
+            self.unused.append(place)
 
 
 def _fits(mine: Any, meta: bytes) -> bool:

@@ -145,7 +145,7 @@ class CollectiveContext:
     def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
         """Return the error for what group rank ``src`` has published: another operation, or length."""
         meta = encoded_of(words)
-        detail = f" and publish {came} bytes where {expected} are expected"
+        detail = f" and sent {came} bytes where {expected} are expected"
         if meta != self._meta:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)

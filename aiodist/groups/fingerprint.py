@@ -150,10 +150,10 @@ def _describe(operation: str, dtype: str | None, op: str | None, root: int, coun
     facts = []
     if operation in _COALESCED:
         facts.append(f"{dtype}, lengths with digest {count:x}")
-    elif count >= 0:
-        facts.append(f"{count} x {dtype}" if dtype else f"digest {count:x}")
     elif dtype:
-        facts.append(dtype)
+        facts.append(dtype if count < 0 else f"{count} x {dtype}")
+    elif count > 0:
+        facts.append(f"digest {count:x}")
     if op:
         facts.append(op)
     if root >= 0:

@@ -274,7 +274,8 @@ def send_object(
 
     Raises:
         TypeError: A part of ``obj`` cannot travel.
-        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        InvalidUsageError: ``obj`` contains itself or is nested deeper than 200 levels, or the
+            arguments do not fit together. Nothing has been sent.
         CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
             rank alone.
     """
@@ -316,6 +317,8 @@ def recv_object(
     Raises:
         TypeError: The object has pickled parts, and ``allow_pickle`` is not set; or it has a
             class that is not registered on this rank. It is dropped.
+        DistBackendError: The sender could not send its object; the text says why.
+        DistError: ``decode`` of a registered class raised, or a pickled part cannot be unpickled.
         InvalidUsageError: The arguments do not fit together. Nothing has been sent.
         CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
             rank alone.
@@ -404,6 +407,8 @@ def recv_object_list(
     Raises:
         TypeError: The objects have pickled parts, and ``allow_pickle`` is not set; or a class
             that is not registered on this rank. They are dropped.
+        DistBackendError: The sender could not send its objects; the text says why.
+        DistError: ``decode`` of a registered class raised, or a pickled part cannot be unpickled.
         InvalidUsageError: The arguments do not fit together. Nothing has been sent.
         CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
             rank alone.

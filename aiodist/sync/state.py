@@ -23,7 +23,8 @@ def sync_state(
     All call it, as a collective. On the other ranks ``state_dict`` is changed in place. A tensor
     of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
     gets the source's parameters. Missing entries are added, and entries that the source does not
-    have are removed.
+    have are removed. A rank that had tensors of another dtype or shape, or under other names, logs
+    a warning: its model does not get the source's.
 
     After a failure or a cancellation the state is a mixture: call it again on a group that works.
 

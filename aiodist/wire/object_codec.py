@@ -52,6 +52,9 @@ SHORT_HEAD = _FIXED.size
 _ROW = struct.Struct("<BII")
 _BESIDE = 1 << 63
 
+_MOST_STEPS = 10
+"""Of the way to a part of an object that an error names; the middle of a longer one is left out."""
+
 
 class Packed(NamedTuple):
     """A message: the envelope first, then each part."""
@@ -128,14 +131,17 @@ class ObjectCodec:
         Raises TypeError for a type that is not in the list (a subclass, a class that is not
         registered, a function), saying where in the object it is; with ``allow_pickle`` such parts
         are pickled.
-        ValueError for an object that contains itself or is nested deeper than 200 levels.
-        InvalidUsageError for an object that changes between two steps.
+        InvalidUsageError for an object that contains itself, is nested deeper than 200 levels, or
+        changes between two steps.
         """
         encoder = Encoder(self._extensions, self._types, allow_pickle)
         try:
             head = yield from encoder.steps(obj)
         except RefusedError as refused:
-            path = name + "".join(reversed(refused.steps))
+            steps = refused.steps[::-1]
+            if len(steps) > _MOST_STEPS:
+                steps[_MOST_STEPS // 2 : -_MOST_STEPS // 2] = ["..."]
+            path = name + "".join(steps)
             raise refused.error(f"{path} {refused.reason}") from refused.__cause__
         except RuntimeError as exc:  # of a dict or set that has lost or gained elements
             raise InvalidUsageError(

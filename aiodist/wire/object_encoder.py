@@ -401,9 +401,9 @@ class Encoder:
 
     def _enter(self, container: Any) -> None:
         if id(container) in self._open:
-            raise RefusedError(ValueError, "contains itself, and objects travel as trees")
+            raise RefusedError(InvalidUsageError, "contains itself, and objects travel as trees")
         if len(self._open) >= MAX_DEPTH:
-            raise RefusedError(ValueError, f"is nested deeper than {MAX_DEPTH} levels")
+            raise RefusedError(InvalidUsageError, f"is nested deeper than {MAX_DEPTH} levels")
         self._open[id(container)] = None
 
     def _list(self, values: list[Any], step: str, number: int) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,40 @@ async def test_containers_keep_their_kind_and_their_identity() -> None:
         assert got["c"][2] == ()
         assert got[4] == {"deep": {"x": True}}
         assert tuple(got["none"].shape) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda rank: nn.Linear(2 + rank, 1), "had 1 tensors .* one at state_dict\\['weight'\\]"),
+        (
+            lambda rank: nn.Sequential(nn.Linear(2, 1)) if rank else nn.Linear(2, 1),
+            "had 2 tensors .* one at state_dict\\['0.bias'\\]",
+        ),
+    ],
+    ids=["other shape", "other names"],
+)
+async def test_a_rank_with_another_model_is_warned(
+    make: Callable[[int], nn.Module], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(rank: int) -> None:
+        await dist.sync_state(make(rank).state_dict())
+
+    await run_ranks(2, main)
+    (record,) = [each for each in caplog.records if each.name == "aiodist"]
+    assert re.search(told, record.getMessage())
+
+
+async def test_state_that_a_newcomer_lacks_is_added_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(rank: int) -> None:
+        state = {"a": np.ones(2), "b": [np.ones(3)]} if rank == 0 else {"a": np.zeros(2)}
+        await dist.sync_state(state)
+        assert np.array_equal(state["b"][0], np.ones(3))
+
+    await run_ranks(2, main)
+    assert not caplog.records
 
 
 async def test_a_state_may_be_one_tensor_in_a_subgroup() -> None:
