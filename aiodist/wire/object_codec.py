@@ -53,7 +53,7 @@ _ROW = struct.Struct("<BII")
 _BESIDE = 1 << 63
 
 _MOST_STEPS = 10
-"""Of the way to a part of an object that an error names; the middle of a longer one is left out."""
+"""The longest path to a part of an object in an error; the middle of a longer one is left out."""
 
 
 class Packed(NamedTuple):

@@ -242,7 +242,7 @@ def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
 def test_a_part_behind_the_last_message_that_is_wanted_is_looked_at(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is woken for it: its receiver was woken already, for that message."""
+    """It makes no wake-up: its receiver was woken already, for that message."""
     recv = pair.b.recv(TAG, 3 * MIB)
     send = pair.a.send(TAG, bytes_of(3 * MIB))
     pair.a.stream.push(1 << 40)

@@ -54,7 +54,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0)
 
 
-def test_what_a_thread_posts_runs_before_its_next_call() -> None:
+def test_a_posted_function_runs_before_the_next_call_of_its_thread() -> None:
     """Also where the thread drives the loop, whose own thread has not woken up yet."""
     portal, ran = Portal(), []
     portal.enter()
