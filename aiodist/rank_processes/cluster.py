@@ -12,7 +12,7 @@ from typing import Any, Self, TextIO
 
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import check_int
+from aiodist.groups.argument_checks import check_int, check_ranks
 from aiodist.launch.environment import (
     INHERITED_FROM_AN_OUTER_JOB,
     job_identity,
@@ -184,14 +184,10 @@ class Cluster:
             The results, in the order of ``ranks``.
 
         Raises:
-            InvalidUsageError: There is no such rank.
+            InvalidUsageError: There is no such rank, a rank stands twice in ``ranks``, or it is empty.
             RanksError: A rank has failed, as for `run`.
         """
-        chosen = list(ranks)
-        for rank in chosen:
-            check_int(rank, "a rank")
-            if not 0 <= rank < self._size:
-                raise InvalidUsageError(f"there is no rank {rank} among {self._size}")
+        chosen = check_ranks(ranks, self._size, "the cluster")
         return await self._call(chosen, fn, args, kwargs)
 
     def kill(self, rank: int) -> None:

@@ -82,7 +82,9 @@ class RankProcess:
     def call(self, call: bytes) -> Answer:
         """Have ``call`` executed; return the task that waits for the frame of its answer.
 
-        The rank is busy until that task is done. It raises PeerLostError if the process ends.
+        The rank is busy until its answer has been read or its process has ended. If the task ends in
+        another way, an answer may be on its way that belongs to no later call: the rank stays busy.
+        The task raises PeerLostError if the process ends.
         """
         self.is_busy = True
         self._marks = [asyncio.Queue() for _ in self._pumps]
@@ -119,6 +121,7 @@ class RankProcess:
             payload = await self._reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError):
             code = await self._process.wait()
+            self.is_busy = False
             how = (
                 f"was killed by {signal.Signals(-code).name}"
                 if code < 0
@@ -126,10 +129,9 @@ class RankProcess:
             )
             text = f"rank {self.number} (pid {self.pid}) {how}"
             raise PeerLostError(text, rank=self.number, pid=self.pid) from None
-        finally:
-            self.is_busy = False
         # All that the rank wrote before its answer is shown before its result.
         await asyncio.gather(*(mark.get() for mark in self._marks))
+        self.is_busy = False
         return kind, payload
 
     async def _pump(self, stream: asyncio.StreamReader, target: str) -> None:

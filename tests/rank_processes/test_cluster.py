@@ -185,14 +185,32 @@ async def test_a_second_call_at_the_same_time_is_refused(ranks: Ranks) -> None:
 
 
 async def test_wrong_arguments_are_refused_at_once(ranks: Ranks) -> None:
-    with pytest.raises(InvalidUsageError, match="no rank 2 among 2"):
+    with pytest.raises(
+        InvalidUsageError, match="rank 2 is out of range: the cluster has ranks 0 to 1"
+    ):
         await ranks.run_on([2], time.sleep, 0)
+    with pytest.raises(InvalidUsageError, match=r"ranks must be distinct, got \[0, 0\]"):
+        await ranks.run_on([0, 0], time.sleep, 0)
+    assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]  # nothing was sent
     with pytest.raises(InvalidUsageError, match="at least 1, not 0"):
         Cluster(0)
     with pytest.raises(TypeError, match="n must be"):
         Cluster("4")  # type: ignore[arg-type]
     with pytest.raises(InvalidUsageError, match="async with"):
         await Cluster(2).run(time.sleep, 0)
+
+
+async def test_a_rank_whose_answer_was_not_read_stays_busy() -> None:
+    async with Ranks(1) as cluster:
+        call = asyncio.create_task(cluster.run(time.sleep, 0.1))
+        await asyncio.sleep(0)
+        answering = cluster._ranks[0]._answering
+        assert answering is not None
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with pytest.raises(InvalidUsageError, match="has not ended the call before"):
+            await cluster.run(time.sleep, 0)
 
 
 async def test_a_killed_rank_is_named_first_and_the_others_shrink() -> None:

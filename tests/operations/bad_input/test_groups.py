@@ -63,7 +63,7 @@ ENTRIES: list[Entry] = [
     ),
     ("no such rank", lambda h: dist.new_group([0, 3]), InvalidUsageError, "rank 3 is out of range"),
     ("a rank twice", lambda h: dist.new_group([0, 0]), InvalidUsageError, "must be distinct"),
-    ("no rank", lambda h: dist.new_group([]), InvalidUsageError, "a group has at least one rank"),
+    ("no rank", lambda h: dist.new_group([]), InvalidUsageError, "name at least one rank"),
     ("text for ranks", lambda h: dist.new_group("01"), TypeError, "list of ints, not str"),  # type: ignore[arg-type]
     ("a number for ranks", lambda h: dist.new_group(2), TypeError, "ranks must be a list"),
     ("ranks of strings", lambda h: dist.new_group(["0"]), TypeError, "must be an int, not str"),
