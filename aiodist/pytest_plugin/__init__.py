@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from traceback import format_exception
 from typing import Any
 
-from aiodist.errors import InvalidUsageError
+import pytest
+
+from aiodist.errors import CollectiveError, InvalidUsageError
 from aiodist.groups.argument_checks import check_int
 from aiodist.rank_processes import Cluster, RanksError
+from aiodist.rank_processes.ranks_error import InterruptedCallError
 from aiodist.testing.in_process import collect_ranks
 
 __all__ = ["on_ranks"]
+
+_CONSEQUENCES = (CollectiveError, InterruptedCallError)
+"""What ranks raise when another rank has failed."""
 
 
 def on_ranks(
@@ -31,7 +39,11 @@ def on_ranks(
     its event loop, and any other function in processes. The fixtures of a test in processes travel
     as pickles. ``timeout``: seconds of each operation.
 
-    If ranks fail, an ExceptionGroup with the errors of all of them is raised, the first culprit first.
+    If ranks fail with errors of one class, the first of these errors is raised; its notes have the
+    errors of the other ranks. Errors that come from the failure of another rank do not count for
+    this. Else an ExceptionGroup of all errors is raised, the first culprit first. So pytest.skip and
+    pytest.xfail work on the ranks, and the mark xfail finds the class that it is told of.
+
     Raises InvalidUsageError for ``n`` below 1 and for a blocking test with ``processes=False``.
     """
     check_int(n, "n")
@@ -76,14 +88,63 @@ async def _in_processes(
 ) -> None:
     async with Cluster(n, timeout=timeout) as ranks:
         try:
-            await ranks.run(test, **fixtures)
+            run = _run_async if inspect.iscoroutinefunction(test) else _run_blocking
+            await ranks.run(run, test, fixtures)
         except RanksError as error:
-            failures = list(error.exceptions)
+            failures = [_restored(each) for each in error.exceptions]
         else:
             return
     _raise(failures, n)
 
 
+class _Outcome(Exception):
+    """``pytest.skip`` or ``pytest.xfail`` on a rank process. Their own exceptions cannot be unpickled."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(name, message)
+        self.name = name
+        self.message = message
+
+
+@contextmanager
+def _outcomes_travel() -> Iterator[None]:
+    try:
+        yield
+    except pytest.skip.Exception as skipped:
+        raise _Outcome("skip", str(skipped)) from None
+    except pytest.xfail.Exception as failed:
+        raise _Outcome("xfail", str(failed)) from None
+
+
+def _run_blocking(test: Callable[..., Any], fixtures: Mapping[str, Any]) -> None:
+    with _outcomes_travel():
+        test(**fixtures)
+
+
+async def _run_async(test: Callable[..., Any], fixtures: Mapping[str, Any]) -> None:
+    with _outcomes_travel():
+        await test(**fixtures)
+
+
+def _restored(error: Exception) -> BaseException:
+    if not isinstance(error, _Outcome):
+        return error
+    kind: type[BaseException] = getattr(pytest, error.name).Exception
+    return kind(error.message)
+
+
 def _raise(failures: Sequence[BaseException], n: int) -> None:
-    if failures:
+    """Raise what `on_ranks` promises for the errors of the ranks; nothing for no error."""
+    __tracebackhide__ = True  # pytest shows the lines of the test instead
+    if not failures:
+        return
+    culprits = [error for error in failures if not isinstance(error, _CONSEQUENCES)] or failures
+    first = culprits[0]
+    if any(type(error) is not type(first) for error in culprits):
         raise BaseExceptionGroup(f"{len(failures)} of {n} ranks failed", failures)
+    if isinstance(first, pytest.skip.Exception | pytest.xfail.Exception):
+        raise type(first)(str(first))  # pytest shows the message: without notes that name ranks
+    for error in failures:
+        if error is not first:
+            first.add_note("another rank raised this:\n\n" + "".join(format_exception(error)))
+    raise first

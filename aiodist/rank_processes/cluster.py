@@ -239,7 +239,12 @@ class Cluster:
             if not task.done() or _has_failed(task):
                 errors[rank.number] = self._error(rank, task)
             else:
-                results[rank.number] = self._loads(task.result()[1])
+                try:
+                    results[rank.number] = self._loads(task.result()[1])
+                except Exception as error:  # noqa: BLE001  # whatever a result's class raises when it is unpickled
+                    error.add_note(f"the result of rank {rank.number} cannot be unpickled here")
+                    errors[rank.number] = error
+                    order.append(rank)
         if errors:
             self._stale = True
             first = [rank.number for rank in order]
@@ -284,11 +289,15 @@ class Cluster:
         if isinstance(lost, Exception):
             return lost
         error: BaseException
-        error, text = self._loads(task.result()[1])
+        packed, summary, text = self._loads(task.result()[1])
+        try:
+            error = self._loads(packed)
+        except Exception:  # noqa: BLE001  # whatever an error's class raises when it is unpickled
+            error = RuntimeError(summary)
         if isinstance(error, KeyboardInterrupt):
             error = InterruptedCallError("the call was interrupted, because another rank failed")
         elif not isinstance(error, Exception):
-            error = RuntimeError(f"{type(error).__name__}: {error}")
+            error = RuntimeError(summary)
         error.add_note(f"rank {rank.number} of {self._size} raised this:\n\n{text.rstrip()}")
         return error
 

@@ -32,6 +32,7 @@ from aiodist.sync.portal import portal
 _OWN_PACKAGES = (
     "aiodist.rank_processes",
     "aiodist.notebook",
+    "aiodist.pytest_plugin",
     "aiodist.sync",
     "asyncio",
     "concurrent.futures",
@@ -108,17 +109,21 @@ class Worker:
             return encode(FrameKind.ERROR, self._portable(error))
 
     def _portable(self, error: BaseException) -> bytes:
-        """Return ``error`` and its traceback as bytes, without what cannot be pickled."""
+        """Return the pickle of three values: the pickle of ``error``, its last lines, its traceback.
+
+        An error that cannot be pickled is b"". Where the other end cannot unpickle the error, it
+        shows the last lines: the class, the message and the notes.
+        """
+        summary = "".join(traceback.format_exception_only(error)).rstrip()
         text = "".join(
             traceback.format_exception(error.with_traceback(_of_user(error.__traceback__)))
         )
         error.__traceback__ = error.__cause__ = error.__context__ = None
         try:
-            packed = self._dumps((error, text))
-            self._loads(packed)  # an exception whose arguments do not fit its class fails only here
+            packed = self._dumps(error)
         except Exception:  # noqa: BLE001  # whatever a class of the user's raises when it is pickled
-            packed = self._dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
-        return packed
+            packed = b""
+        return self._dumps((packed, summary, text))
 
     def _read(self) -> None:
         while head := self._receive(HEAD_BYTES):

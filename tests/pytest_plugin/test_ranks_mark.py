@@ -95,16 +95,76 @@ async def test_it():
     await dist.barrier()
 
 @pytest.mark.ranks(2)
+def test_different_errors():
+    raise (KeyError, IndexError)[aiodist.sync.get_rank()]
+
+@pytest.mark.ranks(2)
 def test_blocking():
     assert aiodist.sync.get_rank() == 0, "not rank 0"
 import aiodist.sync
 """
     )
-    assert "2 failed" in output, output
-    assert "ranks failed" in output
+    assert "3 failed" in output, output
+    assert "ExceptionGroup: 2 of 2 ranks failed" in output
     assert "ValueError: rank 1 is the culprit" in output
     assert "AssertionError: not rank 0" in output
     assert "rank 1 of 2 raised this" in output
+
+
+def test_skip_xfail_and_the_class_of_an_error_reach_pytest(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.mark.ranks(2)
+async def test_async_skip():
+    pytest.skip("no reason")
+
+@pytest.mark.ranks(2)
+def test_blocking_skip():
+    if sync.get_rank() == 0:
+        pytest.importorskip("no_such_module")
+    sync.barrier()
+
+@pytest.mark.ranks(2)
+async def test_async_xfail():
+    pytest.xfail("later")
+
+@pytest.mark.ranks(2)
+def test_blocking_xfail():
+    pytest.xfail("later")
+
+@pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+@pytest.mark.ranks(2)
+async def test_async_raises():
+    if dist.get_rank() == 0:
+        1 / 0
+    await dist.barrier()
+
+@pytest.mark.xfail(raises=AssertionError, strict=True)
+@pytest.mark.ranks(2)
+def test_blocking_raises():
+    assert 0
+import aiodist.sync as sync
+""",
+        "-rsx",
+    )
+    assert "2 skipped, 4 xfailed" in output, output
+    assert ": no reason\n" in output
+    assert "could not import 'no_such_module'" in output
+
+
+def test_notes_of_an_error_show_the_errors_of_the_other_ranks(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.mark.ranks(2)
+def test_it():
+    raise ValueError(f"of rank {aiodist.sync.get_rank()}")
+import aiodist.sync
+"""
+    )
+    assert "1 failed" in output, output
+    assert "ExceptionGroup" not in output
+    assert "ValueError: of rank 0" in output
+    assert "ValueError: of rank 1" in output
 
 
 def test_wrong_marks_are_refused_when_tests_are_collected(run_pytest: RunPytest) -> None:

@@ -147,6 +147,27 @@ async def test_a_value_that_cannot_be_pickled_is_an_error_of_its_rank(
     assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]
 
 
+async def test_an_error_that_cannot_be_unpickled_here_is_shown_by_its_class_and_message(
+    ranks: Ranks,
+) -> None:
+    with pytest.raises(RanksError) as caught:
+        await ranks.run(pytest.skip, "not on this machine")
+    for error in caught.value.exceptions:
+        assert type(error) is RuntimeError
+        assert str(error) == "Skipped: not on this machine"
+
+
+async def test_a_result_that_cannot_be_unpickled_here_is_an_error_of_its_rank(ranks: Ranks) -> None:
+    class Broken:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return int, ("no number",)
+
+    with pytest.raises(RanksError) as caught:
+        await ranks.run(Broken)
+    assert list(caught.value.by_rank) == [0, 1]
+    assert caught.value.exceptions[0].__notes__ == ["the result of rank 0 cannot be unpickled here"]
+
+
 @pytest.mark.parametrize("kind", ["blocking", "async"])
 async def test_a_cancelled_call_is_interrupted_and_the_ranks_live_on(
     ranks: Ranks, kind: str
