@@ -4,14 +4,21 @@ A module outside the package, because pytest loads it in every project where aio
 importing the package would slow that down. The package is imported for the first marked test.
 """
 
+import inspect
+
 import pytest
+
+_MARK = "ranks(n, transport='inproc', processes=None, timeout=60)"
+
+_WRONG_MARK = pytest.StashKey[str]()
+"""Why the mark of a test is refused."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
     config.addinivalue_line(
         "markers",
-        "ranks(n, transport='inproc', processes=None, timeout=60): run the test on n ranks of aiodist; "
+        f"{_MARK}: run the test on n ranks of aiodist; "
         "an async test in this process, any other one in processes of its own",
     )
 
@@ -22,4 +29,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if mark is not None and isinstance(item, pytest.Function):
         from aiodist.pytest_plugin import on_ranks
 
-        item.obj = on_ranks(item.obj, *mark.args, **mark.kwargs)
+        try:
+            bound = inspect.signature(on_ranks).bind(item.obj, *mark.args, **mark.kwargs)
+            item.obj = on_ranks(*bound.args, **bound.kwargs)
+        except (TypeError, ValueError) as error:
+            item.stash[_WRONG_MARK] = str(error)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test whose mark is wrong; the other tests run."""
+    error = item.stash.get(_WRONG_MARK, None)
+    if error is not None:
+        pytest.fail(f"wrong mark: {error}. Write @pytest.mark.{_MARK}", pytrace=False)

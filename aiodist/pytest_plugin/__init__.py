@@ -48,7 +48,7 @@ def on_ranks(
     """
     check_int(n, "n")
     if n < 1:
-        raise InvalidUsageError(f"@pytest.mark.ranks(n) needs at least one rank, not {n}")
+        raise InvalidUsageError(f"n must be at least 1, not {n}")
     is_async = inspect.iscoroutinefunction(test)
     if processes is False and not is_async:
         raise InvalidUsageError(

@@ -167,13 +167,41 @@ import aiodist.sync
     assert "ValueError: of rank 1" in output
 
 
-def test_wrong_marks_are_refused_when_tests_are_collected(run_pytest: RunPytest) -> None:
-    assert "at least one rank, not 0" in run_pytest(
-        "@pytest.mark.ranks(0)\nasync def test_it():\n    pass\n"
+def test_a_wrong_mark_fails_its_test_alone(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.mark.ranks(0)
+async def test_no_rank(): ...
+
+@pytest.mark.ranks
+async def test_without_n(): ...
+
+@pytest.mark.ranks("2")
+def test_text(): ...
+
+@pytest.mark.ranks(2, proceses=True)
+async def test_misspelt(): ...
+
+@pytest.mark.ranks(2, processes=False)
+def test_blocking(): ...
+
+@pytest.mark.ranks(2)
+async def test_right(): ...
+""",
     )
-    assert "a blocking test needs processes" in run_pytest(
-        "@pytest.mark.ranks(2, processes=False)\ndef test_it():\n    pass\n"
-    )
+    assert "1 passed, 5 errors" in output, output
+    assert "ERROR at setup of test_no_rank" in output
+    for error in (
+        "n must be at least 1, not 0",
+        "missing a required argument: 'n'",
+        "n must be an int, not str",
+        "got an unexpected keyword argument 'proceses'",
+        "a blocking test needs processes of its own; write `async def`, or leave processes out",
+    ):
+        assert (
+            f"wrong mark: {error}. Write @pytest.mark.ranks(n, transport='inproc', processes=None, "
+            "timeout=60)\n" in output
+        )
 
 
 def test_the_mark_works_beside_xdist_and_strict_markers(run_pytest: RunPytest) -> None:
