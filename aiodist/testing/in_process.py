@@ -19,7 +19,7 @@ from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
 from aiodist.testing.rank_threads import in_thread
 from aiodist.transport.base_transport import Transport
-from aiodist.transport.inproc import InprocHub
+from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.transports import Transports
 
 T = TypeVar("T")
@@ -144,7 +144,8 @@ async def collect_ranks(
     async def one(rank: int) -> T:
         use_world(World())
         transports = Transports.default("127.0.0.1", hub=hub)
-        mine = transports.get("inproc" if transport == SHARED else transport)
+        transports.add(SHARED, lambda: InprocTransport(hub))  # queues beside the shared memory
+        mine = transports.get(transport)
         shared_bytes = _SHARED_BYTES if transport == SHARED else 0
         if wrap is not None:
             mine = wrap(rank, mine)

@@ -42,6 +42,10 @@ class Transports:
             factories["inproc"] = lambda: InprocTransport(hub)
         return cls(factories)
 
+    def add(self, scheme: str, factory: Callable[[], Transport]) -> None:
+        """Register a transport under one more scheme."""
+        self._factories[scheme] = factory
+
     @property
     def schemes(self) -> tuple[str, ...]:
         return tuple(self._factories)

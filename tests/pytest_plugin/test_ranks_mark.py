@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -167,7 +168,8 @@ import aiodist.sync
     assert "ValueError: of rank 1" in output
 
 
-def test_a_wrong_mark_fails_its_test_alone(run_pytest: RunPytest) -> None:
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+def test_a_wrong_mark_fails_its_test_alone(run_pytest: RunPytest, mode: str) -> None:
     output = run_pytest(
         """
 @pytest.mark.ranks(0)
@@ -188,6 +190,8 @@ def test_blocking(): ...
 @pytest.mark.ranks(2)
 async def test_right(): ...
 """,
+        "-o",
+        f"asyncio_mode={mode}",
     )
     assert "1 passed, 5 errors" in output, output
     assert "ERROR at setup of test_no_rank" in output
@@ -202,6 +206,16 @@ async def test_right(): ...
             f"wrong mark: {error}. Write @pytest.mark.ranks(n, transport='inproc', processes=None, "
             "timeout=60)\n" in output
         )
+
+
+@pytest.mark.parametrize("options", [["-o", "asyncio_mode=strict"], ["-p", "no:asyncio"]], ids=str)
+def test_an_async_test_needs_no_plugin_for_async_tests(
+    run_pytest: RunPytest, options: list[str]
+) -> None:
+    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+    example, *_ = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    output = run_pytest(example, *options)
+    assert "1 passed" in output, output
 
 
 def test_the_mark_works_beside_xdist_and_strict_markers(run_pytest: RunPytest) -> None:

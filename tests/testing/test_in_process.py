@@ -31,6 +31,13 @@ async def test_functions_that_cannot_run_are_refused(size: Any, fn: Any, words: 
         await run_ranks(size, fn)
 
 
+async def test_an_unknown_transport_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(
+        dist.InvalidUsageError, match=r"'tpc'; the known ones: tcp, unix, inproc, shm$"
+    ):
+        await run_ranks(2, lambda rank: dist.barrier(), "tpc")
+
+
 async def test_an_ordinary_function_may_return_an_awaitable() -> None:
     assert await run_ranks(2, lambda rank: dist.barrier()) == [None, None]
 
