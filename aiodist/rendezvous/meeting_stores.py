@@ -95,17 +95,24 @@ def wrap_store(store: Any) -> MeetingStore:
 
     Raises TypeError for other objects.
     """
+    check_store(store)
     if isinstance(store, Store):
         return MeetingStore(store, "the store given", _nothing)
+    adapter = TorchStore(store)
+    where = f"the {type(store).__name__} given"
+    # The store may outlive ranks: torchrun's agent serves the same one to restarted workers.
+    return MeetingStore(PrefixStore("aiodist", adapter), where, adapter.close, join=assemble)
+
+
+def check_store(store: Any) -> None:
+    """Raise TypeError unless ``store`` is one of aiodist or torch."""
+    if isinstance(store, Store):
+        return
     if not all(callable(getattr(store, name, None)) for name in _TORCH_METHODS):
         raise TypeError(
             "store must be one of aiodist.store's or of torch.distributed's (TCPStore, FileStore, "
             f"HashStore), not {store!r}"
         )
-    adapter = TorchStore(store)
-    where = f"the {type(store).__name__} given"
-    # The store may outlive ranks: torchrun's agent serves the same one to restarted workers.
-    return MeetingStore(PrefixStore("aiodist", adapter), where, adapter.close, join=assemble)
 
 
 async def _nothing() -> None:

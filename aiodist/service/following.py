@@ -10,7 +10,8 @@ from aiodist.api.object_streams import open_stream
 from aiodist.api.process_group import ProcessGroup
 from aiodist.errors import CollectiveTimeoutError, GroupRevokedError, StreamClosedError
 from aiodist.groups.collective_backend import ObjectStream
-from aiodist.service.leading import GROW, Handler
+from aiodist.service.handlers import Handler, call_async
+from aiodist.service.leading import GROW
 from aiodist.service.outcomes import Outcome, outcome_of, start, stop
 
 Grow = Callable[[Sequence[int]], Awaitable[ProcessGroup]]
@@ -63,7 +64,7 @@ async def _execute(
     handler: Handler, values: list[Any], reading: asyncio.Future[Any], group: ProcessGroup
 ) -> Outcome:
     """Execute a batch. Nothing comes from the leader meanwhile, unless the group ends."""
-    task = start(handler(values))
+    task = start(call_async(handler, "handler", values))
     try:
         await asyncio.wait({task, reading}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

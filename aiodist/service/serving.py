@@ -22,8 +22,10 @@ from aiodist.errors import (
 )
 from aiodist.groups.argument_checks import check_int, check_tag
 from aiodist.groups.world import current_world
+from aiodist.rendezvous.meeting_stores import check_store
 from aiodist.service.following import follow
-from aiodist.service.leading import Handler, Leader
+from aiodist.service.handlers import Handler, call_async, check_handler
+from aiodist.service.leading import Leader
 from aiodist.service.requests import Admission, Request, RequestQueue
 from aiodist.store.waiting import pauses
 
@@ -51,7 +53,7 @@ class Service:
         self._group = handle_of(self._world.default_group())
         self._queue = RequestQueue()
         self._leader = _NO_RANK
-        self._handler: Handler | None = None
+        self._handler: Handler
         self._prepared: list[int] = []  # the ranks that the handler was made for
         self._changed = asyncio.Condition()
         self._is_serving = False
@@ -207,9 +209,9 @@ class Service:
         """Serve in the present group. Returns whether the service has ended."""
         group = self._group
         while not await self._agree(group):
-            self._handler = await self._worker()
+            self._handler = await call_async(self._worker, "worker")
+            check_handler(self._handler)
             self._prepared = list(group.ranks)
-        assert self._handler is not None  # the ranks have agreed that all have one
         await self._note(serving=True)
         try:
             if self._leader != group.global_rank:
@@ -317,6 +319,7 @@ async def serving(
 
     Raises:
         InvalidUsageError: An argument is impossible.
+        TypeError: ``worker`` is no async function, or returned no handler; ``store`` is no store.
         NotInitializedError: There is no default group.
         Exception: What ``worker`` raised.
     """
@@ -325,6 +328,10 @@ async def serving(
         raise InvalidUsageError(f"max_batch must be at least 1, not {max_batch}")
     if not max_delay >= 0:
         raise InvalidUsageError(f"max_delay must be 0 or more seconds, not {max_delay!r}")
+    if not callable(worker):
+        raise TypeError(f"worker must be an async function, not {worker!r}")
+    if store is not None:
+        check_store(store)
     current_world().group_here(None)
     service = Service(worker, (max_batch, max_delay), store, check_tag(tag))
     try:

@@ -230,6 +230,58 @@ async def test_impossible_arguments_raise_at_once(options):
     await run_ranks(1, main)
 
 
+@pytest.mark.parametrize(
+    ("worker", "options", "said"),
+    [
+        (5, {}, "worker must be an async function, not 5"),
+        (summing, {"store": 5}, "store must be one of aiodist.store's .* not 5"),
+    ],
+)
+async def test_arguments_of_a_wrong_type_raise_at_once(worker, options, said):
+    async def main(rank):
+        with pytest.raises(TypeError, match=said):
+            async with dist.serving(worker, **options):
+                pass
+
+    await run_ranks(1, main)
+
+
+async def worker_without_return():
+    async def forward(requests):
+        return requests
+
+
+def ordinary_worker():
+    return summing
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (worker_without_return, r"worker\(\) must return the handler, .*, not None"),
+        (ordinary_worker, "the worker of a service must be an async function, .* `async def`"),
+    ],
+)
+async def test_a_worker_without_a_handler_ends_the_service_with_a_sentence(worker, said):
+    async def main(rank):
+        with pytest.raises(TypeError, match=said):
+            async with dist.serving(worker) as service:
+                await service.until_leader()
+
+    await run_ranks(2, main)
+
+
+async def test_callers_are_told_that_the_handler_must_be_an_async_function():
+    async def worker():
+        return list
+
+    async def lead(service):
+        with pytest.raises(TypeError, match="the handler of a service must be an async function"):
+            await service.call(1)
+
+    await serve(2, lead, worker)
+
+
 async def test_when_the_leader_dies_the_next_rank_leads():
     led = []
 
