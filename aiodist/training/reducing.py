@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -75,7 +74,7 @@ class Reducer(ABC):
 
         Raises:
             InvalidUsageError: There is nothing to train, ``op`` is another one, a number is not
-                positive, or this rank is outside the group.
+                positive, a parameter has another reducer, or this rank is outside the group.
             NotInitializedError: There is no default group.
         """
         kind = ReduceOp.of(op).kind
@@ -95,6 +94,7 @@ class Reducer(ABC):
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained:
             raise InvalidUsageError("no parameter needs a gradient: there is nothing to train")
+        _check_free(trained)
         self._prepare()
         self._group = group
         self._own_rank = members.rank
@@ -115,6 +115,7 @@ class Reducer(ABC):
         self._is_synchronized = False
         self._lock = Lock()
         self._next = 0
+        self._has_extra_gradient = False  # a backward came after the buckets of the step had left
         self._buckets = [
             Bucket(
                 several,
@@ -133,7 +134,7 @@ class Reducer(ABC):
         self._hooks: list[Any] = []
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
-                hook = partial(self._arrived, bucket, index)
+                hook = _Hook(self, bucket, index)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooks.append(handle)
 
@@ -175,11 +176,10 @@ class Reducer(ABC):
             if self._silent:
                 return
             if bucket.launched:
-                raise InvalidUsageError(
-                    "backward() made a gradient that is being reduced already: call synchronize() "
-                    "after each backward(), and run all but the last of several under no_sync(), or "
-                    "make the reducer with backward_passes_per_step"
+                self._has_extra_gradient = (
+                    True  # `synchronize` raises, and ends the step on all ranks
                 )
+                return
             self._is_synchronized = False
             if bucket.passed(index) < self.backward_passes_per_step:
                 return
@@ -218,6 +218,12 @@ class Reducer(ABC):
             self._begin(row)
 
     def _check_unchanged(self) -> None:
+        if self._has_extra_gradient:
+            raise InvalidUsageError(
+                "backward() made a gradient that was being reduced already: call synchronize() "
+                "after each backward(), and run all but the last of several under no_sync(), or "
+                "make the reducer with backward_passes_per_step"
+            )
         for bucket in self._buckets:
             parameter = bucket.changed()
             if parameter is not None:
@@ -264,6 +270,7 @@ class Reducer(ABC):
         self._next = 0
         self._attendance = None
         self._buffer_rows = []
+        self._has_extra_gradient = False
         for bucket in self._buckets:
             bucket.clear()
 
@@ -330,6 +337,31 @@ class Reducer(ABC):
     def _replica(self) -> list[torch.Tensor]:
         """Return what is equal on all ranks: the parameters that are trained, and the buffers."""
         return [*self._trained, *(buffer for several in self._buffers for buffer in several)]
+
+
+class _Hook:
+    """What a parameter calls when backward has made its gradient."""
+
+    def __init__(self, reducer: Reducer, bucket: Bucket, index: int) -> None:
+        """``index``: of the parameter in ``bucket``."""
+        self._reducer = reducer
+        self._bucket = bucket
+        self._index = index
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        """Tell the reducer."""
+        self._reducer._arrived(self._bucket, self._index, parameter)
+
+
+def _check_free(parameters: Iterable[torch.Tensor]) -> None:
+    """Raise InvalidUsageError if a reducer that was not closed has one of ``parameters``."""
+    for parameter in parameters:
+        hooks = parameter._post_accumulate_grad_hooks or {}
+        if any(isinstance(hook, _Hook) for hook in hooks.values()):
+            raise InvalidUsageError(
+                f"a parameter of shape {tuple(parameter.shape)} has a GradientReducer already: call "
+                "that reducer's close() before you make another one"
+            )
 
 
 def _ranks_in(numbers: Sequence[int]) -> list[int]:

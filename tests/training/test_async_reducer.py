@@ -242,11 +242,27 @@ async def test_a_second_backward_before_synchronize_is_refused() -> None:
     async def one(rank: int) -> None:
         model = fresh()
         reducer = GradientReducer(model.parameters())
-        loss_of(model, parts(rank, 1)[0], extra=True).backward()
+        for _ in range(2):
+            loss_of(model, parts(rank, 2)[0], extra=True).backward()
         with pytest.raises(InvalidUsageError, match="under no_sync"):
-            loss_of(model, parts(rank, 1)[0], extra=True).backward()
-        with pytest.raises(InvalidUsageError, match="has changed"):
             await reducer.synchronize()
+        model.zero_grad()
+        loss_of(model, parts(rank, 2)[0], extra=True).backward()
+        await reducer.synchronize()
+
+    await run_ranks(2, one)
+
+
+async def test_a_second_reducer_of_a_parameter_is_refused_until_the_first_one_is_closed() -> None:
+    async def one(rank: int) -> None:
+        model = fresh()
+        first = GradientReducer(model.parameters())
+        with pytest.raises(
+            InvalidUsageError, match=r"has a GradientReducer already: call .* close"
+        ):
+            GradientReducer(list(model.parameters())[-1:])
+        first.close()
+        GradientReducer(model.parameters())
 
     await run_ranks(1, one)
 

@@ -85,11 +85,9 @@ async def test_one_backward_too_many_is_refused() -> None:
         model = fresh()
         reducer = AsyncReducer(model.parameters(), backward_passes_per_step=2)
         part = parts(rank, 1)[0]
-        for _ in range(2):
+        for _ in range(3):
             loss_of(model, part, extra=True).backward()
         with pytest.raises(InvalidUsageError, match="backward_passes_per_step"):
-            loss_of(model, part, extra=True).backward()
-        with pytest.raises(InvalidUsageError, match="has changed"):
             await reducer.synchronize()
 
     await run_ranks(1, on_rank)

@@ -198,3 +198,22 @@ def test_processes_learn_the_same_too(tmp_path: Path) -> None:
         model.load_state_dict(torch.load(tmp_path / str(rank)))
         models.append(model)
     check(models, by_one_process(2, always))
+
+
+def test_a_step_after_one_backward_too_many_may_be_followed_by_a_right_one(
+    run_threads: RunThreads,
+) -> None:
+    def on_rank(rank: int) -> None:
+        model = fresh()
+        optimizer = optimizer_of(model)
+        GradientReducer(model.parameters()).attach(optimizer)
+        part = parts(rank, 2)[0]
+        for _ in range(2):
+            loss_of(model, part, extra=True).backward()
+        with pytest.raises(InvalidUsageError, match="under no_sync"):
+            optimizer.step()
+        optimizer.zero_grad()
+        loss_of(model, part, extra=True).backward()
+        optimizer.step()
+
+    run_threads(2, on_rank)
