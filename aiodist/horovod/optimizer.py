@@ -14,6 +14,7 @@ from aiodist.groups.handle import Group
 from aiodist.horovod import ranks as job
 from aiodist.horovod.async_collectives import Average, Op, engine_op
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
+from aiodist.training.compression import check_compression
 from aiodist.training.sync import Compression, GradientReducer
 
 Named = tuple[str, torch.Tensor]
@@ -88,13 +89,11 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         ``optimizer``.
 
     Raises:
-        InvalidUsageError: Names are missing, occur twice or differ between ranks; or a number, a
-            compression or an operation is not there.
+        InvalidUsageError: Names are missing, occur twice or differ between ranks; or a number or an
+            operation is not there.
+        TypeError: ``compression`` is something else.
     """
-    if not isinstance(compression, Compression):
-        raise InvalidUsageError(
-            f"DistributedOptimizer takes hvd.Compression.none, fp16 and bf16, not {compression!r}"
-        )
+    check_compression(compression)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise InvalidUsageError("gradient_predivide_factor is for op=hvd.Average")
     if num_groups < 0 or (isinstance(groups, int) and groups < 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -48,3 +49,12 @@ class Compression(Enum):
             dtype: The dtype that `compress` returned.
         """
         return tensor.to(dtype)
+
+
+def check_compression(compression: Any) -> None:
+    """Raise TypeError unless ``compression`` is a `Compression`."""
+    if not isinstance(compression, Compression):
+        raise TypeError(
+            "compression must be Compression.none, Compression.fp16 or Compression.bf16, not "
+            f"{compression!r}"
+        )

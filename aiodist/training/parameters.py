@@ -37,6 +37,21 @@ def tensors_of(parameters: Parameters) -> list[torch.Tensor]:
     return [tensor for _, tensor in by_name if isinstance(tensor, torch.Tensor)]
 
 
+def check_tensors(tensors: Any, name: str) -> list[torch.Tensor]:
+    """Return ``tensors`` as a list. Raise TypeError for what is no iterable of tensors."""
+    if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
+        raise TypeError(
+            f"{name} must be several tensors, such as model.{name}(), not {type(tensors).__name__}"
+        )
+    several = list(tensors)
+    for each in several:
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(
+                f"each of {name} must be a tensor, as in model.{name}(), not {type(each).__name__}"
+            )
+    return several
+
+
 def arrange(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
     """Return the tensors in lists, in the given order: one dtype and device a list.
 

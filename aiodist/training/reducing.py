@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.training.buckets import Bucket
-from aiodist.training.compression import Compression
-from aiodist.training.parameters import arrange
+from aiodist.training.compression import Compression, check_compression
+from aiodist.training.parameters import arrange, check_tensors
 from aiodist.training.rows import Attendance, BufferRow, Row
 from aiodist.types import RedOpType, ReduceOp
 
@@ -74,16 +75,22 @@ class Reducer(ABC):
 
         Raises:
             InvalidUsageError: There is nothing to train, ``op`` is another one, a number is not
-                positive, a parameter has another reducer, or this rank is outside the group.
+                positive, a parameter stands there twice or has another reducer, or this rank is
+                outside the group.
+            TypeError: An argument has a wrong type.
             NotInitializedError: There is no default group.
         """
         kind = ReduceOp.of(op).kind
         if kind not in (RedOpType.AVG, RedOpType.SUM):
             raise InvalidUsageError(f"gradients are reduced by AVG or SUM, not by {op}")
-        if backward_passes_per_step < 1:
-            raise InvalidUsageError(
-                f"backward_passes_per_step is {backward_passes_per_step}, and has to be 1 or more"
-            )
+        for name, number in (
+            ("backward_passes_per_step", backward_passes_per_step),
+            ("bucket_bytes", bucket_bytes),
+        ):
+            check_int(number, name)
+            if number < 1:
+                raise InvalidUsageError(f"{name} is {number}, and has to be 1 or more")
+        check_compression(compression)
         if gradient_predivide_factor is not None and kind is not RedOpType.AVG:
             raise InvalidUsageError(f"gradient_predivide_factor is for AVG, and op is {op}")
         if gradient_predivide_factor is not None and gradient_predivide_factor <= 0:
@@ -91,10 +98,15 @@ class Reducer(ABC):
         members = current_world().find(group)
         if isinstance(members, NonGroupMember):
             raise InvalidUsageError("this rank is not in the group that is to train")
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        trained = [
+            parameter
+            for parameter in check_tensors(parameters, "parameters")
+            if parameter.requires_grad
+        ]
         if not trained:
             raise InvalidUsageError("no parameter needs a gradient: there is nothing to train")
         _check_free(trained)
+        buffers = check_tensors(buffers, "buffers")
         self._prepare()
         self._group = group
         self._own_rank = members.rank
@@ -354,8 +366,15 @@ class _Hook:
 
 
 def _check_free(parameters: Iterable[torch.Tensor]) -> None:
-    """Raise InvalidUsageError if a reducer that was not closed has one of ``parameters``."""
+    """Raise InvalidUsageError if one of ``parameters`` stands there twice, or has a reducer."""
+    found: set[int] = set()
     for parameter in parameters:
+        if id(parameter) in found:
+            raise InvalidUsageError(
+                f"a parameter of shape {tuple(parameter.shape)} stands twice in parameters: pass each "
+                "one once"
+            )
+        found.add(id(parameter))
         hooks = parameter._post_accumulate_grad_hooks or {}
         if any(isinstance(hook, _Hook) for hook in hooks.values()):
             raise InvalidUsageError(

@@ -66,7 +66,14 @@ class GradientReducer(Reducer):
 
         Args:
             optimizer: An optimizer of the same parameters.
+
+        Raises:
+            TypeError: ``optimizer`` is something else.
         """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
+            )
         self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))

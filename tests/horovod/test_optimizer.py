@@ -203,11 +203,12 @@ def test_names_that_are_wrong_are_refused(run_hvd: RunHvd) -> None:
             ({"op": hvd.Max}, "by AVG or SUM"),
             ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=hvd.Average"),
             ({"num_groups": -1}, "not negative"),
-            ({"compression": "fp16"}, "takes hvd.Compression.none"),
             ({"backward_passes_per_step": 0}, "1 or more"),
         ):
             with pytest.raises(InvalidUsageError, match=said):
                 hvd.DistributedOptimizer(optimizer_of(model), named, **options)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"compression must be Compression.none, .* not 'fp16'"):
+            hvd.DistributedOptimizer(optimizer_of(model), named, "fp16")  # type: ignore[arg-type]
 
     run_hvd(2, on_rank)
 

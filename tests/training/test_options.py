@@ -146,10 +146,40 @@ async def test_options_without_a_meaning_are_refused() -> None:
     async def on_rank(rank: int) -> None:
         for options, said in (
             ({"backward_passes_per_step": 0}, "1 or more"),
+            ({"bucket_bytes": 0}, "bucket_bytes is 0, and has to be 1 or more"),
+            ({"bucket_bytes": -1}, "bucket_bytes is -1, and has to be 1 or more"),
             ({"gradient_predivide_factor": 0.0}, "more than 0"),
             ({"gradient_predivide_factor": 2.0, "op": ReduceOp.SUM}, "is for AVG"),
         ):
             with pytest.raises(InvalidUsageError, match=said):
                 AsyncReducer(fresh().parameters(), **options)  # type: ignore[arg-type]
+
+    await run_ranks(1, on_rank)
+
+
+async def test_arguments_of_a_wrong_type_are_refused() -> None:
+    async def on_rank(rank: int) -> None:
+        model = fresh()
+        weights = next(model.parameters())
+        right = list(model.parameters())
+        for parameters, options, said in (
+            (model, {}, r"several tensors, such as model\.parameters\(\), not Net"),
+            (nn.Sequential(nn.Linear(1, 1)), {}, r"must be a tensor, as in .* not Linear"),
+            (weights, {}, r"several tensors, such as model\.parameters\(\), not Parameter"),
+            (
+                model.named_parameters(),
+                {},
+                r"must be a tensor, as in model\.parameters\(\), not tuple",
+            ),
+            (right, {"buffers": model.named_buffers}, r"such as model\.buffers\(\), not method"),
+            (right, {"compression": "fp16"}, "must be Compression.none, .* not 'fp16'"),
+            (right, {"bucket_bytes": "1M"}, "bucket_bytes must be an int, not str"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                AsyncReducer(parameters, **options)  # type: ignore[arg-type]
+        with pytest.raises(InvalidUsageError, match="stands twice in parameters"):
+            AsyncReducer([*right, weights])
+        with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not int"):
+            GradientReducer(right).attach(5)  # type: ignore[arg-type]
 
     await run_ranks(1, on_rank)
