@@ -18,6 +18,7 @@ from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.horovod import ranks as job
 from aiodist.horovod.handles import Handle, together
+from aiodist.horovod.input_checks import detached
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.types import ReduceOp
 
@@ -124,7 +125,7 @@ def grouped_allreduce_async_(
         InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
     """
     reduction, group = engine_op(op, average), process_set.group()
-    outputs = [tensor.detach() for tensor in tensors]
+    outputs = [detached(tensor) for tensor in tensors]
     works = _reduce(outputs, reduction, (prescale_factor, postscale_factor), group)
 
     def finish() -> list[Tensor]:
@@ -162,7 +163,7 @@ def grouped_allreduce_async(
     Raises:
         InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
     """
-    copies = [tensor.detach().clone() for tensor in tensors]
+    copies = [detached(tensor).clone() for tensor in tensors]
     return grouped_allreduce_async_(
         copies, average, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -340,8 +341,8 @@ def reducescatter_async(
     """
     reduction, group = engine_op(op), process_set.group()
     n_ranks, own = dist.get_world_size(group), dist.get_rank(group)
-    rows = [len(tensor) // n_ranks + (r < len(tensor) % n_ranks) for r in range(n_ranks)]
-    source = tensor.detach().clone()
+    source = detached(tensor).clone()
+    rows = [len(source) // n_ranks + (r < len(source) % n_ranks) for r in range(n_ranks)]
     _scale(source, prescale_factor)
     output = torch.empty_like(source[: rows[own]])
     work = dist.reduce_scatter(

@@ -12,6 +12,7 @@ import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
 from aiodist.horovod.async_collectives import Average, Op, Sum
 from aiodist.horovod.handles import Handle, together
+from aiodist.horovod.input_checks import check_root, detached
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 
 
@@ -35,7 +36,8 @@ def allgather_async(
         InvalidUsageError: Dtypes or other dimensions differ. It is raised on all ranks.
     """
     group = process_set.group()
-    source = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach().contiguous()
+    source = detached(tensor)
+    source = source.reshape(1) if source.dim() == 0 else source.contiguous()
     kinds: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(kinds, (len(source), list(source.shape[1:]), str(source.dtype)), group)
     if any(tuple(kind[1:]) != tuple(kinds[0][1:]) for kind in kinds):
@@ -89,7 +91,9 @@ def broadcast_async_(
     Returns:
         A handle; `synchronize` returns the tensor.
     """
-    work = dist.broadcast(tensor.detach(), root_rank, process_set.group(), async_op=True)
+    work = dist.broadcast(
+        detached(tensor), check_root(root_rank), process_set.group(), async_op=True
+    )
     return Handle([work], lambda: tensor)
 
 
@@ -110,7 +114,7 @@ def broadcast_async(
     Returns:
         A handle; `synchronize` returns a new tensor.
     """
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    return broadcast_async_(detached(tensor).clone(), root_rank, name, process_set)
 
 
 def broadcast_(
@@ -164,7 +168,7 @@ def alltoall_async(
     """
     group = process_set.group()
     n_ranks = dist.get_world_size(group)
-    source = tensor.detach().contiguous()
+    source = detached(tensor).contiguous()
     if splits is None:
         if len(source) % n_ranks:
             raise InvalidUsageError(
@@ -209,7 +213,7 @@ def sparse_allreduce_async(
         raise InvalidUsageError(
             f"sparse tensors are reduced by hvd.Average or hvd.Sum, not by {op}"
         )
-    mine = tensor.detach().coalesce()
+    mine = detached(tensor).coalesce()
     gathered = grouped_allgather_async(
         [mine.indices().t().contiguous(), mine.values()], name, process_set
     )

@@ -19,6 +19,7 @@ from aiodist.horovod.async_collectives import (
     reducescatter_async,
 )
 from aiodist.horovod.async_exchanges import allgather_async, alltoall_async, broadcast_async
+from aiodist.horovod.input_checks import check_tensor
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.training.compression import Compression
 
@@ -31,6 +32,15 @@ class Compressor(Protocol):
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return what a travelled tensor stands for."""
+
+
+def _compressed(compression: Compressor, tensor: Tensor) -> tuple[Tensor, Any]:
+    if not callable(getattr(compression, "compress", None)):
+        raise TypeError(
+            "compression must be hvd.Compression.none, fp16 or bf16, or an object with compress() and "
+            f"decompress(), not {compression!r}"
+        )
+    return compression.compress(check_tensor(tensor))
 
 
 class _AllReduce(torch.autograd.Function):
@@ -47,8 +57,8 @@ class _AllReduce(torch.autograd.Function):
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, process_set: ProcessSet) -> Tensor:
-        ctx.shape, ctx.process_set = tensor.shape, process_set
         output: Tensor = allgather_async(tensor, None, process_set).wait()
+        ctx.shape, ctx.process_set = tensor.shape, process_set
         return output
 
     @staticmethod
@@ -141,7 +151,7 @@ def grouped_allreduce(
         CollectiveError: What `aiodist.all_reduce` raises.
     """
     engine_op(op, average)
-    packed = [compression.compress(tensor) for tensor in tensors]
+    packed = [_compressed(compression, tensor) for tensor in tensors]
     options = {
         "op": (Average if average else Sum) if average is not None else op,
         "prescale_factor": prescale_factor,
@@ -317,7 +327,7 @@ def reducescatter(
         InvalidUsageError: ``op`` is Adasum.
         CollectiveError: What `aiodist.reduce_scatter` raises.
     """
-    packed, ctx = compression.compress(tensor)
+    packed, ctx = _compressed(compression, tensor)
     factors = (prescale_factor, postscale_factor)
     output: Tensor = _ReduceScatter.apply(packed, op, process_set, *factors)  # type: ignore[no-untyped-call]
     return compression.decompress(output, ctx)

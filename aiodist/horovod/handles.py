@@ -40,8 +40,11 @@ def poll(handle: Handle) -> bool:
 
     Args:
         handle: What a function with ``async`` in its name returned.
+
+    Raises:
+        TypeError: ``handle`` is something else.
     """
-    return handle.is_done()
+    return _checked(handle).is_done()
 
 
 def synchronize(handle: Handle) -> Any:
@@ -52,8 +55,18 @@ def synchronize(handle: Handle) -> Any:
 
     Raises:
         CollectiveError: What the collective raises.
+        TypeError: ``handle`` is something else.
     """
-    return handle.wait()
+    return _checked(handle).wait()
+
+
+def _checked(handle: Any) -> Handle:
+    if not isinstance(handle, Handle):
+        raise TypeError(
+            "handle must be what a function with async in its name returned, such as "
+            f"hvd.allreduce_async(), not {type(handle).__name__}"
+        )
+    return handle
 
 
 def together(handles: Sequence[Handle]) -> Handle:

@@ -8,6 +8,7 @@ import torch
 
 import aiodist.sync as dist
 from aiodist.horovod import ranks as job
+from aiodist.horovod.input_checks import check_root
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.training import sync as training
 from aiodist.training.parameters import Parameters
@@ -26,7 +27,7 @@ def broadcast_parameters(
     Raises:
         CollectiveError: What `aiodist.broadcast` raises.
     """
-    training.broadcast_parameters(params, root_rank, process_set.group())
+    training.broadcast_parameters(params, check_root(root_rank), process_set.group())
 
 
 def broadcast_optimizer_state(
@@ -46,7 +47,9 @@ def broadcast_optimizer_state(
     Raises:
         CollectiveError: What `aiodist.broadcast_object_list` raises.
     """
-    training.broadcast_optimizer_state(optimizer, root_rank, process_set.group(), allow_pickle=True)
+    training.broadcast_optimizer_state(
+        optimizer, check_root(root_rank), process_set.group(), allow_pickle=True
+    )
 
 
 def broadcast_object(
@@ -67,7 +70,9 @@ def broadcast_object(
         CollectiveError: What `aiodist.broadcast_object` raises.
     """
     objects = [obj if job.rank() == root_rank else None]
-    dist.broadcast_object_list(objects, root_rank, process_set.group(), allow_pickle=True)
+    dist.broadcast_object_list(
+        objects, check_root(root_rank), process_set.group(), allow_pickle=True
+    )
     return obj if job.rank() == root_rank else objects[0]
 
 

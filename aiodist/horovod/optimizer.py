@@ -15,6 +15,7 @@ from aiodist.horovod import ranks as job
 from aiodist.horovod.async_collectives import Average, Op, engine_op
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.training.compression import check_compression
+from aiodist.training.parameters import check_optimizer
 from aiodist.training.sync import Compression, GradientReducer
 
 Named = tuple[str, torch.Tensor]
@@ -89,10 +90,15 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         ``optimizer``.
 
     Raises:
-        InvalidUsageError: Names are missing, occur twice or differ between ranks; or a number or an
-            operation is not there.
-        TypeError: ``compression`` is something else.
+        InvalidUsageError: Names are missing, occur twice or differ between ranks; a number or an
+            operation is not there; or ``optimizer`` is distributed already.
+        TypeError: ``optimizer`` or ``compression`` is something else.
     """
+    check_optimizer(optimizer)
+    if isinstance(optimizer, Distributed):
+        raise InvalidUsageError(
+            "this optimizer is distributed already: call DistributedOptimizer once for an optimizer"
+        )
     check_compression(compression)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise InvalidUsageError("gradient_predivide_factor is for op=hvd.Average")
@@ -102,13 +108,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     named = None if named_parameters is None else list(named_parameters)
     if named is not None:
         _check_names(named, optimizer)
-    cls = type(optimizer)
-    optimizer.__class__ = type(cls.__name__, (Distributed, cls), {"__module__": cls.__module__})
-    assert isinstance(optimizer, Distributed)
-    optimizer._aiodist_reducer = None
     session = job.session()
     if not process_set.included() or len(process_set.ranks) == 1:
-        return optimizer
+        return _with_reducer(optimizer, None)
     group = process_set.group()
     parameters = [each for part in optimizer.param_groups for each in part["params"]]
     if named is not None:
@@ -127,10 +129,18 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         sparse_as_dense=True,
     )
     reducer.attach(optimizer)
-    optimizer._aiodist_reducer = reducer
     if process_set is global_process_set:
         session.reducers.append(reducer)
         reducer.enter_join(len(session.reducers))
+    return _with_reducer(optimizer, reducer)
+
+
+def _with_reducer(optimizer: Optimizer, reducer: GradientReducer | None) -> Optimizer:
+    """Return ``optimizer`` with the methods of `Distributed`."""
+    cls = type(optimizer)
+    optimizer.__class__ = type(cls.__name__, (Distributed, cls), {"__module__": cls.__module__})
+    assert isinstance(optimizer, Distributed)
+    optimizer._aiodist_reducer = reducer
     return optimizer
 
 

@@ -68,7 +68,13 @@ def _place() -> tuple[int, int]:
 
 
 def shutdown() -> None:
-    """Close all groups. Without `init` before it, do nothing."""
+    """Close all groups, and leave the parameters of optimizers over all ranks alone.
+
+    Without `init` before it, do nothing.
+    """
+    found: Session | None = current_world().extras.get(Session)
+    for reducer in [] if found is None else found.reducers:
+        reducer.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 

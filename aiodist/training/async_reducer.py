@@ -17,7 +17,7 @@ from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors.cuda_streams import on_callers_stream
-from aiodist.training.parameters import Parameters, lists_of, pack, root_of, unpack
+from aiodist.training.parameters import Parameters, check_optimizer, lists_of, pack, root_of, unpack
 from aiodist.training.reducing import Reducer
 from aiodist.training.rows import Row
 from aiodist.types import ReduceOp
@@ -155,6 +155,7 @@ def broadcast_parameters(
 
     Raises:
         CollectiveError: What `broadcast` raises.
+        TypeError: ``parameters`` is something else.
         InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
     root = root_of(src, root_rank)
@@ -200,9 +201,10 @@ def broadcast_optimizer_state(
 
     Raises:
         CollectiveError: What `broadcast_object_list` raises.
-        TypeError: An option cannot travel.
+        TypeError: An option cannot travel, or ``optimizer`` is something else.
         InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
+    check_optimizer(optimizer)
     root = root_of(src, root_rank)
     is_root = current_world().rank == root
     state = [optimizer.state_dict() if is_root else None]

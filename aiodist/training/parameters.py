@@ -23,14 +23,20 @@ def tensors_of(parameters: Parameters) -> list[torch.Tensor]:
     """Return the tensors to broadcast.
 
     A module has its parameters and buffers. A mapping and named tensors are sorted by name; values
-    of a mapping that are no tensors are left out. Tensors without names stay in their order.
+    of a mapping that are no tensors are left out. Tensors without names stay in their order. Raises
+    TypeError for something else.
     """
     if isinstance(parameters, torch.nn.Module):
         return [*parameters.parameters(), *parameters.buffers()]
+    if not isinstance(parameters, Iterable):
+        raise TypeError(
+            "parameters must be a module, a state_dict(), named_parameters() or tensors, not "
+            f"{type(parameters).__name__}"
+        )
     several: list[Any] = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
     named = [each for each in several if isinstance(each, tuple)]
     if not named:
-        return several
+        return check_tensors(several, "parameters")
     if len(named) != len(several):
         raise InvalidUsageError("parameters are tensors, or pairs of name and tensor, not both")
     by_name = sorted(named, key=lambda pair: str(pair[0]))
@@ -50,6 +56,14 @@ def check_tensors(tensors: Any, name: str) -> list[torch.Tensor]:
                 f"each of {name} must be a tensor, as in model.{name}(), not {type(each).__name__}"
             )
     return several
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise TypeError unless ``optimizer`` is one of torch."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
 
 
 def arrange(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:

@@ -16,7 +16,7 @@ from aiodist.groups.world import current_world
 from aiodist.sync.collectives import all_reduce, broadcast
 from aiodist.sync.objects import broadcast_object_list
 from aiodist.training.compression import Compression
-from aiodist.training.parameters import Parameters, lists_of, pack, root_of, unpack
+from aiodist.training.parameters import Parameters, check_optimizer, lists_of, pack, root_of, unpack
 from aiodist.training.reducing import Reducer
 from aiodist.training.rows import Row
 from aiodist.types import ReduceOp
@@ -70,10 +70,7 @@ class GradientReducer(Reducer):
         Raises:
             TypeError: ``optimizer`` is something else.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
-            )
+        check_optimizer(optimizer)
         self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         self._hooks.append(optimizer.register_step_post_hook(self._after_step))
@@ -223,6 +220,7 @@ def broadcast_parameters(
 
     Raises:
         CollectiveError: What `broadcast` raises.
+        TypeError: ``parameters`` is something else.
         InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
     root = root_of(src, root_rank)
@@ -259,9 +257,10 @@ def broadcast_optimizer_state(
 
     Raises:
         CollectiveError: What `broadcast_object_list` raises.
-        TypeError: An option cannot travel.
+        TypeError: An option cannot travel, or ``optimizer`` is something else.
         InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
+    check_optimizer(optimizer)
     root = root_of(src, root_rank)
     is_root = current_world().rank == root
     state = [optimizer.state_dict() if is_root else None]

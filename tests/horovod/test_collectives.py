@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -227,6 +228,56 @@ def test_missing_names_raise_with_the_replacement_to_use(run_hvd: RunHvd) -> Non
             hvd.allreduce(torch.ones(1), op="mean")  # type: ignore[arg-type]
 
     run_hvd(1, on_rank)
+
+
+def test_arguments_of_a_wrong_type_are_refused(run_hvd: RunHvd) -> None:
+    array, ones = np.ones(2), torch.ones(2)
+    needs_tensor = "tensor must be a torch tensor, not ndarray"
+    needs_handle = r"such as hvd\.allreduce_async\(\), not int"
+
+    def on_rank(rank: int) -> None:
+        for call, said in (
+            (lambda: hvd.allreduce(array), needs_tensor),
+            (lambda: hvd.allreduce([1.0, 2.0]), "tensor must be a torch tensor, not list"),
+            (lambda: hvd.allreduce_(array), needs_tensor),
+            (lambda: hvd.grouped_allreduce_async([ones, array]), needs_tensor),
+            (lambda: hvd.allgather(array), needs_tensor),
+            (lambda: hvd.allgather([1.0]), "tensor must be a torch tensor, not list"),
+            (lambda: hvd.broadcast(array, 0), needs_tensor),
+            (lambda: hvd.broadcast_(array, 0), needs_tensor),
+            (lambda: hvd.alltoall(array), needs_tensor),
+            (lambda: hvd.reducescatter(array), needs_tensor),
+            (lambda: hvd.reducescatter_async(array), needs_tensor),
+            (lambda: hvd.sparse_allreduce_async(array), needs_tensor),
+            (
+                lambda: hvd.allreduce(ones, compression="fp16"),
+                "hvd.Compression.none, .* not 'fp16'",
+            ),
+            (lambda: hvd.synchronize(5), needs_handle),
+            (lambda: hvd.poll(5), needs_handle),
+            (lambda: hvd.broadcast_parameters(5, 0), "must be a module, .* not int"),
+            (lambda: hvd.broadcast_parameters([5], 0), "each of parameters must be a tensor"),
+            (lambda: hvd.broadcast_optimizer_state(5, 0), "torch.optim.Optimizer, not int"),
+            (lambda: hvd.DistributedOptimizer(5), "torch.optim.Optimizer, not int"),
+            (lambda: hvd.broadcast(ones, "0"), "root_rank must be an int, not str"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                call()
+
+    run_hvd(2, on_rank)
+
+
+def test_a_root_rank_that_is_not_there_is_refused(run_hvd: RunHvd) -> None:
+    def on_rank(rank: int) -> None:
+        for call in (
+            lambda: hvd.broadcast(torch.ones(1), root_rank=9),
+            lambda: hvd.broadcast_object(1, root_rank=9),
+            lambda: hvd.broadcast_parameters([torch.ones(1)], root_rank=9),
+        ):
+            with pytest.raises(InvalidUsageError, match=r"root_rank 9 is out of range: .* 0 to 1"):
+                call()
+
+    run_hvd(2, on_rank)
 
 
 def test_init_takes_process_sets_and_no_communicator(run_threads: Callable[..., list[Any]]) -> None:

@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import aiodist.horovod as hvd
+import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
+from aiodist.training.sync import GradientReducer
 from tests.torch_backend.programs.ddp import Net, batches, own
 from tests.training.replicas import by_one_process, check, fresh, loss_of, optimizer_of, parts
 
@@ -213,6 +215,19 @@ def test_names_that_are_wrong_are_refused(run_hvd: RunHvd) -> None:
     run_hvd(2, on_rank)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_optimizer_is_distributed_once(size: int, run_hvd: RunHvd) -> None:
+    def on_rank(rank: int) -> None:
+        optimizer = optimizer_of(fresh())
+        with pytest.raises(InvalidUsageError, match=r"op=hvd\.Average"):
+            hvd.DistributedOptimizer(optimizer, op=hvd.Sum, gradient_predivide_factor=2.0)
+        hvd.DistributedOptimizer(optimizer)
+        with pytest.raises(InvalidUsageError, match="distributed already"):
+            hvd.DistributedOptimizer(optimizer)
+
+    run_hvd(size, on_rank)
+
+
 @pytest.mark.parametrize("sparse_as_dense", [True, False])
 def test_sparse_gradients_come_back_sparse(sparse_as_dense: bool, run_hvd: RunHvd) -> None:
     def table() -> nn.Embedding:
@@ -340,3 +355,14 @@ def test_batch_norm_over_all_ranks_is_that_of_the_whole_batch(run_hvd: RunHvd) -
         )
         for mine, other in zip(results, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_are_free_for_another_reducer_after_shutdown(run_hvd: RunHvd) -> None:
+    def on_rank(rank: int) -> None:
+        model = fresh()
+        hvd.DistributedOptimizer(optimizer_of(model))
+        hvd.shutdown()
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        GradientReducer(model.parameters())
+
+    run_hvd(2, on_rank)
