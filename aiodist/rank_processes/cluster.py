@@ -83,6 +83,7 @@ class Cluster:
         self._dumps, self._loads = pickler()
         self._ranks: list[RankProcess] = []
         self._stale = False  # a call failed, so ranks may be at different operations
+        self._interrupting = asyncio.Lock()  # held while interrupted calls come to their ends
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -201,6 +202,8 @@ class Cluster:
     async def _call(
         self, chosen: Sequence[int], fn: Callable[..., Any], args: Any, kwargs: Any
     ) -> list[Any]:
+        async with self._interrupting:  # an interrupted cell of a notebook does not wait for this
+            pass
         if not self._ranks:
             raise InvalidUsageError("the cluster is closed, or not open yet: use `async with`")
         for rank in self._ranks:
@@ -275,11 +278,12 @@ class Cluster:
 
     async def _interrupt(self, tasks: Mapping[Answer, RankProcess]) -> None:
         """Interrupt the calls that are in progress, and wait some time for their ends."""
-        running = {task: rank for task, rank in tasks.items() if not task.done()}
-        for rank in running.values():
-            rank.signal(signal.SIGINT)
-        if running:  # a rank that does not end its call in time stays busy
-            await asyncio.wait(running, timeout=_END_SECONDS)
+        async with self._interrupting:
+            running = {task: rank for task, rank in tasks.items() if not task.done()}
+            for rank in running.values():
+                rank.signal(signal.SIGINT)
+            if running:  # a rank that does not end its call in time stays busy
+                await asyncio.wait(running, timeout=_END_SECONDS)
 
     def _error(self, rank: RankProcess, task: Answer) -> Exception:
         """Return why the call on ``rank`` has no result."""

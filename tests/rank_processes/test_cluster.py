@@ -195,6 +195,24 @@ async def test_a_cancelled_call_is_interrupted_and_the_ranks_live_on(
     assert ranks.pids == pids
 
 
+async def test_a_call_waits_for_the_end_of_one_that_was_just_cancelled(ranks: Ranks) -> None:
+    def wait() -> None:
+        print("waiting", flush=True)
+        time.sleep(1000)
+
+    ranks.shown.clear()
+    call = asyncio.create_task(ranks.run(wait))
+    while len(ranks.shown) < 2:
+        ranks.changed.clear()
+        await ranks.changed.wait()
+    call.cancel()
+    for _ in range(3):  # the cancellation arrives, and the ranks have not ended the call
+        await asyncio.sleep(0)
+    assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_a_second_call_at_the_same_time_is_refused(ranks: Ranks) -> None:
     call = asyncio.create_task(ranks.run(time.sleep, 0.5))
     await asyncio.sleep(0)
