@@ -38,7 +38,7 @@ class RanksMagics(Magics):
 
         Names live on from cell to cell on each rank. The ranks' default group is initialised, and
         ``import aiodist as dist`` (with a top-level ``await``) and ``import aiodist.sync as dist``
-        both use it. Another number of ranks than before starts new processes.
+        both use it. Another number of ranks than there are is refused: they would lose their names.
         """
         options = parse_argstring(self.ranks, line)
         if options.close:
@@ -69,10 +69,14 @@ class RanksMagics(Magics):
             await cluster.close()
 
     def _open(self, size: int | None) -> Cluster:
-        """Return the ranks: those that there are if ``size`` fits, else new ones."""
-        if self._cluster is not None and size in (None, self._size):
+        """Return the ranks that there are, or new ones. Raises UsageError for another number of ranks."""
+        if self._cluster is not None:
+            if size not in (None, self._size):
+                raise UsageError(
+                    f"{self._size} ranks run, and -n asks for {size}: leave -n out, or end the ranks and "
+                    "all their names by %ranks --close first"
+                )
             return self._cluster
-        self.close()
         size = DEFAULT_RANKS if size is None else size
         cluster = Cluster(size, env={"MPLBACKEND": "agg"})
         portal().settle(self._resident)  # first: the loop that starts the processes must go on

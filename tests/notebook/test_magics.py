@@ -66,8 +66,11 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
         "%%ranks -r 0,2\nimport aiodist as dist\ndata[0] + dist.get_rank()",
         "%%ranks\nmore = np.ones(1)\nimport aiodist\nawait aiodist.all_reduce(more)\nmore.tolist()",
         "%%ranks -n 3 -r 1\n1 / 0",
+        "%ranks -n 2",
+        "%%ranks -r 0,0\ndata[0]",
         "%%ranks\ndata[0]",
         "%ranks --close",
+        "%%ranks -n 2\n'data' in globals()",
     )
     assert text_of(outputs[1]) == printed.splitlines()
     outputs = outputs[1:]
@@ -82,8 +85,11 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
     assert "RanksError: rank 1 of 3 failed" in shown
     assert 'File "<cell 5>", line 1' in shown
     assert "ZeroDivisionError: division by zero" in shown
-    assert text_of(outputs[5]) == [f"[{rank}] np.float64(3.0)" for rank in range(3)]
-    assert text_of(outputs[6]) == []
+    assert "3 ranks run, and -n asks for 2: leave -n out, or end the ranks" in str(outputs[5])
+    assert "ranks must be distinct, got [0, 0]" in str(outputs[6])
+    assert text_of(outputs[7]) == [f"[{rank}] np.float64(3.0)" for rank in range(3)]
+    assert text_of(outputs[8]) == []
+    assert text_of(outputs[9]) == ["[0] False", "[1] False"]
 
 
 def test_plots_come_back_as_pictures(execute: Execute) -> None:
