@@ -260,10 +260,15 @@ class Portal:
             with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.run(function, *args, **kwargs)
         self.handoff.check_may_wait()
+        interrupts = self.handoff.interrupts
+        held = interrupts.hold()  # until there is something to cancel
         loop = self.enter()
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
             try:
+                if held:
+                    held = False
+                    interrupts.release()
                 error = _error_of(future)
             except BaseException:
                 future.cancel()
@@ -276,6 +281,8 @@ class Portal:
                 del error  # its traceback holds this frame
         finally:
             self.leave()
+            if held:
+                interrupts.release()
 
     # -- the thread's life
 

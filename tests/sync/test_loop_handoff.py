@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import threading
@@ -52,6 +53,37 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0)
+
+
+def test_an_interrupt_while_a_coroutine_is_handed_over_cancels_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started, cancelled = threading.Event(), threading.Event()
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = hand_over(coroutine, loop)
+        assert started.wait(10)
+        signal.raise_signal(signal.SIGINT)
+        return future
+
+    async def sleep() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    portal = Portal()
+    portal.enter()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            portal.run(sleep)
+        assert cancelled.wait(10)
+    finally:
+        portal.leave()
 
 
 def test_a_posted_function_runs_before_the_next_call_of_its_thread() -> None:
