@@ -233,6 +233,7 @@ def test_torchs_group_can_be_declined_and_asked_for(job: Job) -> None:
         except dist.InvalidUsageError as error:
             print(error)
         assert not dist.is_initialized()
+        os.environ["AIODIST_TORCH_GROUP"] = "0"
         torch_dist.init_process_group("gloo")
         try:
             dist.init_process_group(torch_group=True)

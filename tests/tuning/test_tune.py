@@ -214,5 +214,5 @@ def test_wrong_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "one rank has nothing to choose" in capsys.readouterr().err
     assert main(["tune", "--seconds", "-1"]) == USAGE_ERROR
     assert "--seconds must be 0 or more, not -1" in capsys.readouterr().err
-    assert main(["tune", "-o", str(tmp_path / "none" / "table.json")]) == 1
+    assert main(["tune", "-o", str(tmp_path / "none" / "table.json")]) == USAGE_ERROR
     assert "No such file" in capsys.readouterr().err
