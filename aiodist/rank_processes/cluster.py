@@ -281,7 +281,7 @@ class Cluster:
         async with self._interrupting:
             running = {task: rank for task, rank in tasks.items() if not task.done()}
             for rank in running.values():
-                rank.signal(signal.SIGINT)
+                rank.interrupt()
             if running:  # a rank that does not end its call in time stays busy
                 await asyncio.wait(running, timeout=_END_SECONDS)
 

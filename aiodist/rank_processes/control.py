@@ -33,6 +33,8 @@ class FrameKind(IntEnum):
     """What the function returned."""
     ERROR = 3
     """What the function raised: ``(exception, its traceback as text)``."""
+    INTERRUPT = 4
+    """End the call that was sent last, also if it has not begun."""
 
 
 def pickler() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:

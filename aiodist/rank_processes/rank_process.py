@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import signal
 import socket
 import sys
@@ -23,6 +24,9 @@ Output = Callable[[int, str, TextIO], None]
 
 _END_SECONDS = 5.0
 """How long the tasks of a process that was killed may take to end."""
+
+_LOOK_SECONDS = 0.01
+"""How often `RankProcess` looks whether its process has ended, once it is known to end."""
 
 _READ_BYTES = 1 << 16
 
@@ -88,8 +92,14 @@ class RankProcess:
         """
         self.is_busy = True
         self._marks = [asyncio.Queue() for _ in self._pumps]
-        self._answering = asyncio.create_task(self._answer(call))
+        self._writer.write(encode(FrameKind.CALL, call))  # now: an interrupt comes behind it
+        self._answering = asyncio.create_task(self._answer())
         return self._answering
+
+    def interrupt(self) -> None:
+        """End the call in progress, or the one on its way there, if the process lives."""
+        if self.is_alive:
+            self._writer.write(encode(FrameKind.INTERRUPT, b""))
 
     def signal(self, number: int) -> None:
         """Send signal ``number`` to the process, if it lives."""
@@ -100,8 +110,8 @@ class RankProcess:
         """Kill the process and free all that belongs to it."""
         if self.is_alive:
             with suppress(ProcessLookupError):
-                self._process.kill()
-        await self._process.wait()
+                os.killpg(self.pid, signal.SIGKILL)  # with the processes that it has started
+        await self._exit_code()
         self._writer.close()
         tasks: list[asyncio.Task[Any]] = list(self._pumps)
         if self._answering is not None:
@@ -110,17 +120,26 @@ class RankProcess:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, if others hold them
         with suppress(OSError):
             await self._writer.wait_closed()
 
-    async def _answer(self, call: bytes) -> tuple[FrameKind, bytes]:
+    async def _exit_code(self) -> int:
+        """Return the exit code once the process has ended.
+
+        asyncio's ``wait`` also waits for the processes that it has started, as they may hold its pipes.
+        """
+        while (code := self._process.returncode) is None:  # noqa: ASYNC110  # nothing else tells it
+            await asyncio.sleep(_LOOK_SECONDS)
+        return code
+
+    async def _answer(self) -> tuple[FrameKind, bytes]:
         try:
-            self._writer.write(encode(FrameKind.CALL, call))
             await self._writer.drain()
             kind, length = decode_head(await self._reader.readexactly(HEAD_BYTES))
             payload = await self._reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError):
-            code = await self._process.wait()
+            code = await self._exit_code()
             self.is_busy = False
             how = (
                 f"was killed by {signal.Signals(-code).name}"

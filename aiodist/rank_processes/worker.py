@@ -14,7 +14,8 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from threading import Thread
+from contextlib import suppress
+from threading import Thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -79,28 +80,36 @@ class Worker:
         self._dumps, self._loads = pickler()
         self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._executing = False
+        self._received = self._begun = self._interrupted = 0  # numbers of calls
 
     def serve(self) -> None:
         """Execute each call that comes. Never returns: `_read` ends the process."""
         Thread(target=self._read, name="aiodist-calls", daemon=True).start()
         while True:
             answer = self._execute(self._calls.get())
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-                os.write(stream.fileno(), END_MARK)
+            for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+                with suppress(
+                    AttributeError, OSError, ValueError
+                ):  # a call may replace or close it
+                    stream.flush()  # type: ignore[union-attr]
+            for descriptor in (1, 2):
+                os.write(descriptor, END_MARK)
             self._control.sendall(answer)
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT: end the call in progress; between calls do nothing."""
+        """Handle SIGINT: end the call in progress; between calls, and before it begins, do nothing."""
         if self._executing:
             raise KeyboardInterrupt
 
     def _execute(self, call: bytes) -> bytes:
         """Return the frame that answers ``call``."""
+        self._begun += 1
         try:
             fn, args, kwargs = self._loads(call)
             self._executing = True
             try:
+                if self._interrupted == self._begun:
+                    raise KeyboardInterrupt
                 result = _call(fn, args, kwargs)
             finally:
                 self._executing = False
@@ -127,7 +136,12 @@ class Worker:
 
     def _read(self) -> None:
         while head := self._receive(HEAD_BYTES):
-            _, length = decode_head(head)
+            kind, length = decode_head(head)
+            if kind is FrameKind.INTERRUPT:
+                self._interrupted = self._received
+                signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+                continue
+            self._received += 1
             self._calls.put(self._receive(length))
         os._exit(ORPHANED)  # the main thread may be anywhere
 

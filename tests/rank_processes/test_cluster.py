@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import numpy as np
@@ -17,6 +22,7 @@ import aiodist
 from aiodist.errors import InvalidUsageError, PeerLostError
 from aiodist.rank_processes import Cluster, RanksError
 from aiodist.rank_processes.cluster import InterruptedCallError
+from tests.limits import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -280,3 +286,75 @@ async def test_ranks_that_cannot_meet_say_why_and_leave_no_process() -> None:
 
 def _fail_to_open() -> NoReturn:
     raise RuntimeError("no network")
+
+
+class _Loading:
+    """An argument that tells when it is being unpickled, and goes on when it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return _load, (self.folder,)
+
+
+def _load(folder: Path) -> str:
+    (folder / "begun").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return "argument"
+
+
+async def test_a_call_is_interrupted_before_it_has_begun(ranks: Ranks, tmp_path: Path) -> None:
+    def note(argument: Any) -> None:
+        (tmp_path / "called").touch()
+
+    call = asyncio.create_task(ranks.run_on([0], note, _Loading(tmp_path)))
+    while not (tmp_path / "begun").exists():  # noqa: ASYNC110  # another process makes it
+        await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.sleep(0)
+    (tmp_path / "go").touch()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await ranks.run(lambda: "next") == ["next"] * 2
+    assert not (tmp_path / "called").exists()
+
+
+async def test_a_call_may_replace_the_streams_of_its_rank() -> None:
+    def replace() -> None:
+        sys.stdout = io.StringIO()
+        sys.stderr.close()
+
+    async with Ranks(1) as cluster:
+        await cluster.run(replace)
+        assert await cluster.run(lambda: "next") == ["next"]
+
+
+async def test_processes_that_a_rank_has_started_hold_nothing_up() -> None:
+    def start() -> int:
+        return subprocess.Popen(["sleep", "300"]).pid
+
+    async with Ranks(2) as cluster:
+        (left,) = await cluster.run_on([0], start)
+        try:
+            cluster.kill(0)
+            with pytest.raises(RanksError) as failure:
+                await cluster.run(lambda: None)
+            assert isinstance(failure.value.exceptions[0], PeerLostError)
+            os.kill(
+                left, 0
+            )  # it holds the output of rank 0 open, and the call did not wait for that
+        finally:
+            os.kill(left, signal.SIGKILL)
+        (other,) = await cluster.run_on([1], start)
+    await until(lambda: not _is_running(other))
+
+
+def _is_running(pid: int) -> bool:
+    """Whether the process has not ended; one that nobody has waited for is a zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
