@@ -10,6 +10,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from aiodist.backends.gradual_copy import STEP
 from aiodist.backends.view_cache import TensorViewCache
 from aiodist.collectives.all_gather_shared import AllGatherSlots, all_gather_chunks
@@ -137,7 +139,13 @@ def all_gather_plan(
 
     def steps(layout: ShmLayout, given: tuple[DataView, BlocksView]) -> Iterator[Step]:
         blocks = list(given[1].views)
-        own, blocks[rank] = given[0].view, given[0].view
+        own = given[0].view
+        # Then other ranks' blocks are written over it: it goes to its place before them.
+        if any(_overlap(own, block) for number, block in enumerate(blocks) if number != rank):
+            yield RELEASE, rank, 0, [(blocks[rank], own)], ()
+            yield from all_gather_chunks(layout, blocks)
+            return
+        blocks[rank] = own
         yield from all_gather_chunks(layout, blocks)
         place = given[1].views[rank]
         for start in range(0, len(own), STEP):
@@ -193,6 +201,11 @@ PLANS: Mapping[str, Callable[[GroupShape, Fingerprint, Opened[Buffer], Any], Shm
     )
 )
 """By the kind of a collective: what makes its plan."""
+
+
+def _overlap(first: memoryview, second: memoryview) -> bool:
+    """Return whether the two share bytes."""
+    return np.may_share_memory(np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8))
 
 
 def _plan(

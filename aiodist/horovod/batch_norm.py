@@ -36,19 +36,34 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         others = [number for number in range(input.dim()) if number != 1]
-        count = input.new_full((1,), input.numel() / input.shape[1])
-        # The statistics add up over the ranks, and so do their gradients.
-        sums = allreduce(torch.cat([input.sum(others), input.square().sum(others), count]), op=Sum)
-        channels = input.shape[1]
-        total = sums[-1].detach()
-        mean = sums[:channels] / total
-        variance = (sums[channels:-1] / total - mean.square()).clamp_min(0)
-        self._follow(mean.detach(), variance.detach(), float(total))
+        channels, ranks, own = input.shape[1], job.size(), job.rank()
         shape = [1, channels] + [1] * (input.dim() - 2)
-        weight = torch.ones_like(mean) if self.weight is None else self.weight
-        scale = weight * (variance + self.eps).rsqrt()
-        shift = -mean * scale if self.bias is None else self.bias - mean * scale
-        return input * scale.view(shape) + shift.view(shape)
+        # Half precision can neither add up the squares of a batch nor count its numbers.
+        data = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        count = data.new_full((1,), input.numel() // channels)
+        n_own = count.clamp_min(1)
+        mean = data.sum(others) / n_own
+        variance = (data - mean.view(shape)).square().sum(others) / n_own
+        # A row for each rank: means and variances are put together (Chan, Golub and LeVeque, 1979), since
+        # the mean of squares less the square of the mean has no digit left where the mean is large. Rows
+        # add up over the ranks, and so do their gradients.
+        row = torch.cat([mean, variance, count])
+        before, after = row.new_zeros(own, len(row)), row.new_zeros(ranks - 1 - own, len(row))
+        rows = allreduce(torch.cat([before, row.unsqueeze(0), after]), op=Sum)
+        counts = rows[:, -1:].detach()
+        total = counts.sum()
+        shares = counts / total
+        means, variances = rows[:, :channels], rows[:, channels:-1]
+        mean = (shares * means).sum(0)
+        variance = (shares * (variances + (means - mean).square())).sum(0)
+        self._follow(mean.detach(), variance.detach(), float(total))
+        scale = (variance + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = self.weight * scale
+        output = (data - mean.view(shape)) * scale.view(shape)
+        if self.bias is not None:
+            output = output + self.bias.view(shape)
+        return output.to(input.dtype)
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, count: float) -> None:

@@ -72,7 +72,11 @@ class CudaStaging(Staging):
         return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
 
     def _copy(self, target: Tensor, source: Tensor) -> IsOver:
-        with torch.cuda.device(self._owner.device), torch.cuda.stream(self._stream):
+        with (
+            torch.cuda.device(self._owner.device),
+            torch.cuda.stream(self._stream),
+            torch.inference_mode(target.is_inference()),
+        ):
             target.copy_(source, non_blocking=True)
             over = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             over.record()

@@ -35,7 +35,9 @@ def all_reduce_sparse(
         where = await all_gather_new(line, indices.view)
         what = await all_gather_new(line, values.view)
         total = reduce(torch.add, map(sparse, where, what))
-        with torch.no_grad():  # a detached view of a sparse tensor would not grow with it
+        # Inference tensors are written in that mode alone, and the loop's thread is not in it. A detached
+        # view of a sparse tensor would not grow with it.
+        with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
             tensor.copy_(total.coalesce())
 
     def sparse(where: Any, what: Any) -> Any:

@@ -500,3 +500,19 @@ def test_a_call_that_does_not_block_overlaps() -> None:
     overlapped(start, None, True)
     assert seen == [True]
     assert not caller_overlaps.get()
+
+
+@pytest.mark.parametrize("count", [3, COUNT])
+@pytest.mark.parametrize("size", [2, 3])
+async def test_an_input_in_the_place_of_another_rank_is_gathered(size: int, count: int) -> None:
+    async def main(rank: int) -> None:
+        await meet()
+        for _ in range(3):
+            out = np.zeros(size * count, np.float32)
+            place = (rank + 1) % size
+            mine = out[place * count : (place + 1) * count]
+            mine[:] = row(rank, count)
+            await dist.all_gather_into_tensor(out, mine)
+            assert np.array_equal(out, np.concatenate([row(r, count) for r in range(size)]))
+
+    await run_ranks(size, main, "shm", timeout=30)

@@ -357,6 +357,36 @@ def test_batch_norm_over_all_ranks_is_that_of_the_whole_batch(run_hvd: RunHvd) -
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale", "mean", "shape", "tolerance"),
+    [
+        (torch.float32, 0.1, 1000.0, (8, 2, 16, 16), 5e-3),
+        (torch.float16, 1.0, 0.0, (32, 2, 56, 56), 5e-3),
+        (torch.bfloat16, 1.0, 3.0, (8, 2, 16, 16), 5e-2),
+    ],
+)
+def test_batch_norm_of_large_means_and_of_half_precision(
+    run_hvd: RunHvd,
+    dtype: torch.dtype,
+    scale: float,
+    mean: float,
+    shape: tuple[int, ...],
+    tolerance: float,
+) -> None:
+    """The square of a mean leaves no digit for a small variance; float16 ends at 65504."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    whole = (noise * scale + mean).to(dtype)
+
+    def on_rank(rank: int) -> torch.Tensor:
+        output: torch.Tensor = hvd.SyncBatchNorm(2)(whole.chunk(2)[rank])
+        assert output.dtype is dtype
+        return output.detach()
+
+    expected = nn.BatchNorm2d(2).double()(whole.double()).detach()
+    for result, part in zip(run_hvd(2, on_rank), expected.chunk(2), strict=True):
+        torch.testing.assert_close(result.double(), part, rtol=0, atol=tolerance)
+
+
 def test_parameters_are_free_for_another_reducer_after_shutdown(run_hvd: RunHvd) -> None:
     def on_rank(rank: int) -> None:
         model = fresh()

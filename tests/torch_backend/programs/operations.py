@@ -131,6 +131,10 @@ def reductions(rank: int, size: int) -> None:
         dist.all_reduce(sparse)
     assert sparse.is_coalesced()
     assert sparse.to_dense().tolist() == [1.0] * size + [2.0 * size]
+    with torch.inference_mode():
+        sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,), check_invariants=True)
+        dist.all_reduce(sparse)
+        assert sparse.to_dense().tolist() == [1.0] * size
 
 
 def other_dtypes(rank: int, size: int) -> None:
