@@ -74,7 +74,6 @@ class Server:
         """Listen; with ``host`` also on TCP at this own address. Raises OSError."""
         # A weak reference, so that a world that was dropped without being closed can be collected.
         self._weak = weakref.ref(observer)
-        weakref.finalize(observer, self._orphaned).atexit = False
         self._addresses: Mapping[int, str] = {}
         self._pid = os.getpid()
         self._listeners: list[socket.socket] = []
@@ -84,6 +83,7 @@ class Server:
         self._closed = False
         self._thread: threading.Thread | None = None
         self.address = ""
+        weakref.finalize(observer, self._orphaned).atexit = False
         try:
             if sys.platform == "linux":
                 here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
