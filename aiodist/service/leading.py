@@ -96,11 +96,11 @@ class Leader:
             try:
                 watched: set[asyncio.Future[Any]] = {taking, self._ended}
                 await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                taking.cancel()
+            except BaseException:
+                self._put_back(taking)
+                raise
             if self._ended.done():
-                if taking.done() and not taking.cancelled():
-                    self._queue.put_back(taking.result())
+                self._put_back(taking)
                 self._ended.result()  # raises
             batch = taking.result()
             if not batch:
@@ -110,6 +110,11 @@ class Leader:
                     return False
             else:
                 await self._answer(batch)
+
+    def _put_back(self, taking: asyncio.Future[Sequence[Request]]) -> None:
+        """Stop ``taking``, and queue again the requests that it has taken."""
+        if not taking.cancel() and not taking.cancelled():
+            self._queue.put_back(taking.result())
 
     async def _admit(self, request: Request) -> bool:
         """Take newcomers in. Returns whether there is another group now."""
@@ -121,6 +126,9 @@ class Leader:
             if isinstance(error, GroupEndedError):
                 raise
             return False
+        except BaseException:  # the service stops on this rank, and its queue fails the request
+            self._queue.put_back([request])
+            raise
         request.succeed(group)
         return group is not self._group
 
@@ -131,8 +139,12 @@ class Leader:
             if len(batch) == 1:
                 batch[0].fail(error)
                 return
-            for request in batch:
-                await self._answer([request])
+            for number, request in enumerate(batch, 1):
+                try:
+                    await self._answer([request])
+                except BaseException:
+                    self._queue.put_back(batch[number:])  # these have not begun
+                    raise
             return
         except BaseException as error:
             reason = error if isinstance(error, Exception) else _revoked(self._group, "it stops")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups.succession import Newcomer
 from aiodist.testing import run_ranks
 from tests.engine.conftest import newcomer
 from tests.engine.deaths import die
@@ -171,6 +173,81 @@ async def test_a_request_that_cannot_travel_fails_alone():
     first, second, third = await serve(2, lead, max_batch=8)
     assert (first.tolist(), third.tolist()) == ([3.0], [6.0])
     assert isinstance(second, TypeError)
+
+
+async def test_requests_behind_one_that_ends_the_group_are_served_by_the_next_group():
+    async def worker():
+        async def forward(requests):
+            if requests == ["bad"] and dist.get_rank() == 1:
+                raise KeyError("no such model")  # the other rank waits in the barrier
+            await dist.barrier()
+            return requests
+
+        return forward
+
+    async def lead(service):
+        before = service.group
+        requests = [object(), "bad", "good", "fine"]  # one batch, retried one by one
+        calls = map(service.call, requests)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert service.group is not before
+        return answers
+
+    unsendable, bad, *others = await serve(2, lead, worker, max_batch=4)
+    assert isinstance(unsendable, TypeError)
+    assert isinstance(bad, dist.WorkerError)
+    assert others == ["good", "fine"]
+
+
+async def end_of(block):
+    """The result of the task that ``block(service)`` starts before it raises, in a service of one rank."""
+    started = None
+
+    async def main(rank):
+        nonlocal started
+        async with dist.serving(summing, store=dist.MemoryStore()) as service:
+            await service.until_leader()
+            started = await block(service)
+            raise KeyError("the block fails")
+
+    async with asyncio.timeout(scaled(20)):
+        with pytest.raises(KeyError):
+            await run_ranks(1, main)
+        (result,) = await asyncio.gather(started, return_exceptions=True)
+    return result
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_caller_gets_its_answer_or_an_error_when_the_block_raises(turns):
+    async def block(service):
+        calling = asyncio.create_task(service.call([1.0]))
+        for _ in range(turns):  # the request is queued, then taken, then carried out
+            await asyncio.sleep(0)
+        return calling
+
+    assert isinstance(await end_of(block), (np.ndarray, dist.DistError))
+
+
+async def test_the_caller_of_grow_gets_an_error_when_the_block_raises_meanwhile(monkeypatch):
+    growing = asyncio.Event()
+
+    async def waiting_at(place, ranks):
+        return [Newcomer(1, b"", b"")]
+
+    async def grow(*_):
+        growing.set()
+        await asyncio.Event().wait()
+
+    module = importlib.import_module("aiodist.service.serving")
+    monkeypatch.setattr(module, "waiting_at", waiting_at)
+    monkeypatch.setattr(module, "grow", grow)
+
+    async def block(service):
+        calling = asyncio.create_task(service.grow())
+        await growing.wait()
+        return calling
+
+    assert isinstance(await end_of(block), dist.ServiceClosedError)
 
 
 async def test_a_handler_without_a_result_for_each_request_raises_at_the_callers():
