@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import SupportsIndex
 
 from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError
 
 STORE_TIMEOUT = timedelta(minutes=5)
 """Of calls that wait for keys, where the caller gives no other (torch's default)."""
@@ -35,11 +36,17 @@ def list_of_keys(keys: Sequence[str]) -> list[str]:
 
 
 def whole_amount(amount: SupportsIndex) -> int:
-    """Return what `Store.add` adds, as an int. Raises TypeError for what is no whole number."""
+    """Return what `Store.add` adds, as an int.
+
+    Raises TypeError for what is no whole number, DistStoreError for one that 64 bits do not hold.
+    """
     try:
-        return operator.index(amount)
+        whole = operator.index(amount)
     except TypeError:
         raise TypeError(f"a counter's amount must be an int, not {amount!r}") from None
+    if not -(2**63) <= whole < 2**63:
+        raise DistStoreError(f"a counter's amount cannot be {whole}, which 64 bits do not hold")
+    return whole
 
 
 class Store(ABC):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from aiodist.errors import DistStoreError
 from aiodist.testing.check_store import check_store
 
 
@@ -23,3 +24,11 @@ async def test_a_counter_counts_by_whole_numbers_only(make_store, amount):
     with pytest.raises(TypeError, match="a counter's amount must be an int, not"):
         await store.add("k", amount)
     assert await store.add("k", np.int64(2)) == 2
+
+
+@pytest.mark.parametrize("amount", [2**70, -(2**63) - 1])
+async def test_an_amount_that_64_bits_do_not_hold_is_an_error_of_the_store(make_store, amount):
+    store = await make_store()
+    with pytest.raises(DistStoreError, match="which 64 bits do not hold"):
+        await store.add("k", amount)
+    assert await store.add("k", 2) == 2
