@@ -63,6 +63,7 @@ class TcpStoreServer:
         self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
         self._crowded = False
+        self._closed = False
         return self
 
     @classmethod
@@ -148,6 +149,7 @@ class TcpStoreServer:
 
         The wills of the clients are dropped. Idempotent; never raises.
         """
+        self._closed = True
         self.stop_accepting()
         for client in self._clients:
             client.dismiss()
@@ -172,6 +174,9 @@ class TcpStoreServer:
         await self.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:  # it was accepted before the end, and its handshake took until now
+            writer.transport.abort()
+            return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks[task] = writer
         self._strangers[task] = writer

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import ssl
+
 import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
-from aiodist.store import Store, TcpStore, TcpStoreServer
+from aiodist.store import Store, TcpStore, TcpStoreServer, tcp_connect
 from aiodist.testing.check_store import check_store
 from tests.certificates import tls_files
+from tests.limits import scaled
 
 
 async def test_a_tls_store_conforms() -> None:
@@ -31,3 +36,30 @@ async def test_strangers_to_the_authority_are_refused_at_once() -> None:
             with pytest.raises(DistStoreError, match="cannot be reached by TLS"):
                 await TcpStore.connect("127.0.0.1", server.port, Deadline(300), certificates=theirs)
         assert server.clients == 0
+
+
+async def test_a_closed_server_drops_a_client_whose_handshake_was_not_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connected, server_is_closed = asyncio.Event(), asyncio.Event()
+    handshake = tcp_connect._stream
+
+    async def slow(sock: socket.socket, context: ssl.SSLContext | None) -> tcp_connect.Stream:
+        connected.set()
+        await server_is_closed.wait()
+        return await handshake(sock, context)
+
+    monkeypatch.setattr(tcp_connect, "_stream", slow)
+    files = tls_files()
+    async with asyncio.timeout(scaled(20)):
+        server = await TcpStoreServer.start("127.0.0.1", certificates=files)
+        connecting = asyncio.create_task(
+            TcpStore.connect("127.0.0.1", server.port, Deadline(20), certificates=files, once=True)
+        )
+        await connected.wait()
+        for _ in range(10):  # the server accepts the connection
+            await asyncio.sleep(0)
+        await server.close()
+        server_is_closed.set()
+        with pytest.raises(DistStoreError):
+            await connecting
