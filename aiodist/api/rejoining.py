@@ -30,7 +30,7 @@ from aiodist.api.tcp_streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
-from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
+from aiodist.errors import DistStoreError, InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.succession import Newcomer
 from aiodist.groups.world import World, current_world
@@ -48,6 +48,9 @@ from aiodist.types import DEFAULT_TIMEOUT, Backend
 STORE_VARIABLE = "AIODIST_REJOIN_STORE"
 REPLACEMENT_VARIABLE = "AIODIST_REPLACEMENT"
 COUNT_VARIABLE = "AIODIST_RESTART_COUNT"
+
+_WITHDRAW_SECONDS = 1.0
+"""How long a process that stops waiting may take to remove its entry from the store."""
 
 _GREETING_SECONDS = 5.0
 """How long a member may take to reach the newcomer; it calls those that do not by itself."""
@@ -152,9 +155,8 @@ async def _come_in(
     endpoint = Endpoint(rank, -1, ways, world, window=window, heartbeat=heartbeat)
     world.attach(endpoint)
     newcomer = Newcomer(rank, (await endpoint.open()).encode(), os.urandom(12))
-    await place.set(_place_of(rank), msgpack.packb(list(newcomer)))
     try:
-        told = await place.get(_welcome_of(newcomer), deadline)
+        told = await _welcomed(place, newcomer, deadline)
     except StoreTimeoutError as error:
         raise StoreTimeoutError(
             f"rank {rank}: no member has taken this process in within {deadline.timeout:g} s; "
@@ -176,6 +178,23 @@ async def _come_in(
     await group.backend.ready(deadline)
     world.default = group
     return group
+
+
+async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> bytes:
+    """Wait at the store until a member has left the welcome for ``newcomer``, and return it.
+
+    Raises StoreTimeoutError. Cancelled or failed, it leaves no entry that `grow` would find.
+    """
+    entry = msgpack.packb(list(newcomer))
+    try:
+        await place.set(_place_of(newcomer.rank), entry)
+        return await place.get(_welcome_of(newcomer), deadline)
+    except BaseException:
+        with contextlib.suppress(DistStoreError, TimeoutError):
+            async with asyncio.timeout(_WITHDRAW_SECONDS):
+                # Another process that came meanwhile for this rank keeps its entry.
+                await place.compare_set(_place_of(newcomer.rank), entry, b"")
+        raise
 
 
 def _group_of(world: World, facts: dict[str, Any]) -> GroupEngine:

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed
 
 import aiodist as dist
+from aiodist.api.rejoining import _place_of, meeting_place
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
 from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome
@@ -346,6 +347,29 @@ async def test_rejoin_says_when_no_group_admits_it(store: dist.Store) -> None:
         assert not dist.is_initialized()
 
     await newcomer(alone)
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancellation"])
+async def test_grow_leaves_out_a_process_that_waits_no_more(
+    any_store: Any, end: str, scaled: Callable[[float], float]
+) -> None:
+    async def gives_up() -> None:
+        await dist.rejoin(any_store, 1, timeout=0.05 if end == "timeout" else 20)
+
+    async def member() -> None:
+        await dist.init_process_group(store=dist.MemoryStore(), rank=0, world_size=1, capacity=2)
+        group = await dist.grow(any_store)
+        assert list(group.ranks) == [0]
+
+    async with asyncio.timeout(scaled(20)):
+        waiting = newcomer(gives_up)
+        async with meeting_place(current_world(), any_store, Deadline(20)) as place:
+            await place.wait([_place_of(1)], Deadline(20))
+        if end == "cancellation":
+            waiting.cancel()
+        with pytest.raises((dist.StoreTimeoutError, asyncio.CancelledError)):
+            await waiting
+        await newcomer(member)
 
 
 async def test_a_missing_argument_of_rejoin_is_named(
