@@ -17,6 +17,11 @@ from aiodist.groups.group_facts import GroupFacts
 GONE: bytes = msgpack.packb([protocol.GONE])
 """The answer of a rank that has closed the group."""
 
+_KEPT = 16
+"""How many finished agreements still answer, the latest ones. Every living member has entered an
+agreement before it is decided, so no living member is more than one behind.
+"""
+
 Lead = Callable[[Callable[[Any], None]], None]
 """What the coordinator does: calls what it is given with the value that it proposes."""
 
@@ -57,6 +62,8 @@ class GroupAgreements:
         except TimeoutError:
             raise self._timeout(operation, agreement, seconds) from None
         self._number = number + 1
+        for numbered in (self._agreements, self._decided, self._leads):
+            numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
         assert agreement.decision is not None  # the event says so
         return agreement.decision
 
@@ -64,7 +71,7 @@ class GroupAgreements:
         """Take a message of ``src`` about agreement ``number``."""
         if self._group.is_closed:
             self._group.endpoint.agree(src, self._group.id, number, GONE)
-        elif src in self._group.ranks and 0 <= number <= self._number + 1:
+        elif src in self._group.ranks and self._is_kept(number):
             try:
                 self._agreement(number).receive(src, msgpack.unpackb(message))
             except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -79,6 +86,10 @@ class GroupAgreements:
         """Note that a member has died or left."""
         for each in list(self._agreements.values()):
             each.lost(rank)
+
+    def _is_kept(self, number: int) -> bool:
+        """Return whether agreement ``number`` is among the latest, or the next two."""
+        return max(0, self._number - _KEPT) <= number <= self._number + 1
 
     def _agreement(self, number: int) -> Agreement:
         agreement = self._agreements.get(number)

@@ -303,6 +303,19 @@ async def test_grow_without_anybody_waiting_is_the_same_group(
     await inproc(3, main)
 
 
+async def test_a_loop_that_calls_grow_in_every_step_keeps_a_limited_number_of_agreements(
+    inproc: RunRanks, store: dist.Store
+) -> None:
+    async def main(rank: int) -> None:
+        for _ in range(50):
+            await dist.grow(store)
+        agreements = current_world().default_group().agreements
+        for kept in (agreements._agreements, agreements._decided, agreements._leads):
+            assert len(kept) < 20
+
+    await inproc(2, main)
+
+
 async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: dist.Store) -> None:
     over = asyncio.Barrier(3)
 
