@@ -29,6 +29,8 @@ class LoopThread:
         self._runs = threading.Event()
         self._ended = asyncio.Event()
         self._is_cancelled = False
+        self.failure: Exception | None = None
+        """What ended the thread early: an error of ``main()``, or one that kept it from starting."""
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
 
     @property
@@ -38,6 +40,10 @@ class LoopThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    async def ended(self) -> None:
+        """Wait until the thread has ended, also if it could not start ``main()``."""
+        await self._ended.wait()
 
     def tell(self, function: Callable[..., object], *args: object) -> None:
         """Call ``function`` in the owner's loop, if it still runs. For use in the thread."""
@@ -91,6 +97,10 @@ class LoopThread:
         try:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
+        except Exception as error:
+            self.failure = error
+            if self._task is not None:  # an error of ``main()``, which is shown with its traceback
+                raise
         finally:
             self._runs.set()
             self.tell(self._ended.set)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from aiodist.errors import DistError
+from aiodist.errors import DistError, DistNetworkError
 from aiodist.links.loop_thread import LoopThread
 from aiodist.links.rank_info import RankInfo
 from aiodist.liveness.failure_detector import FailureDetector
@@ -54,12 +55,23 @@ class HeartbeatThread:
         """
         self._vitals, self._report = vitals, report
         self._loop_thread.start()
+        ended = asyncio.ensure_future(self._loop_thread.ended())
         try:
-            return await asyncio.shield(self._opened)
+            watched: set[asyncio.Future[Any]] = {self._opened, ended}
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._opened.cancel()
             self.stop()
             raise
+        finally:
+            ended.cancel()
+        if not self._opened.done():
+            failure = self._loop_thread.failure
+            raise DistNetworkError(
+                f"rank {self._rank} cannot send heartbeats, because their thread has ended: "
+                f"{failure}; liveness_timeout=0 turns heartbeats off"
+            ) from failure
+        return self._opened.result()
 
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
         """Begin to send heartbeats and to watch. Ranks of one process share its fate and need none."""

@@ -1,0 +1,31 @@
+"""The thread of the heartbeats, where it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import pytest
+
+from aiodist.errors import DistNetworkError
+from aiodist.liveness import HeartbeatThread
+from aiodist.liveness.loss_notice import LossNotice
+from tests.limits import scaled
+
+
+def no_descriptor() -> asyncio.AbstractEventLoop:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def test_a_heartbeat_thread_that_cannot_start_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", no_descriptor)  # that of the thread
+    lost: list[LossNotice] = []
+    heartbeat = HeartbeatThread(0, 2, (), 10.0)
+    async with asyncio.timeout(scaled(5)):
+        with pytest.raises(DistNetworkError, match=r"cannot send heartbeats.*Too many open files"):
+            await heartbeat.open(str, lost.append)
+        await heartbeat.close()
+    assert lost == []
