@@ -367,7 +367,7 @@ class Launcher:
             return False
         self._sweep()
         self._say(self._first_failure().summary(self._fate_of_others(self._first_failure())))
-        self._restarts.start_over([rank.rank for rank in self._ranks])
+        self._restarts.start_over([place.rank for place in self.spec.places()])
         self._say(
             "aiodist: all ranks start anew "
             f"(restart {self._restarts.used} of {self._restarts.limit})"

@@ -9,7 +9,7 @@ import pytest
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError
-from aiodist.launch import JobSpec
+from aiodist.launch import JobSpec, run_job, supervisor
 from aiodist.launch.restarts import Restarts
 from aiodist.store import TcpStore
 from tests.certificates import tls_files
@@ -184,6 +184,24 @@ def test_one_rank_that_is_not_elastic_makes_all_start_anew(sandbox, run_command)
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[0] done 1 False", "[1] done 1 False"]
     assert "all ranks start anew (restart 1 of 1)" in err
+
+
+def test_a_rank_that_was_replaced_counts_the_start_of_all_once(capfd, monkeypatch):
+    monkeypatch.setattr(supervisor, "HEAR", 0.0)
+    answers = iter([True, False])
+    monkeypatch.setattr(Restarts, "may_replace", lambda *_: next(answers))
+    script = (
+        "echo start $AIODIST_RESTART_COUNT\n"
+        "if [ $RANK = 1 ]; then [ $AIODIST_RESTART_COUNT -ge 2 ] || exit 7\n"
+        "elif [ $AIODIST_RESTART_COUNT = 0 ]; then exec sleep 60; fi\n"
+    )
+    assert run_job(JobSpec(program=("sh", "-c", script), nproc=2, max_restarts=2)) == 0
+    out = capfd.readouterr().out.splitlines()
+    assert [line for line in out if line.startswith("[1]")] == [
+        f"[1] start {count}" for count in range(3)
+    ]
+    # rank 0 may be stopped before it has said anything
+    assert [line for line in out if line.startswith("[0]")][-1] == "[0] start 1"
 
 
 def test_a_signal_to_the_launcher_starts_nothing_anew(sandbox, run_command):
