@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from aiodist.launch.failure import Tail, describe_status
@@ -163,7 +164,9 @@ class RankProcess:
             if number == signal.SIGINT:
                 self.send_group(number)
             else:
-                os.kill(self.pid, number)  # it has not been reaped, so its number is still its own
+                # In a signal handler `reap` may have waited for it, and not have noted that.
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
 
     def send_group(self, number: int) -> None:
         """Signal everything in the rank's group."""

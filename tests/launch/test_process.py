@@ -61,6 +61,22 @@ def test_a_group_of_zombies_does_not_run():
     assert rank.status == -signal.SIGKILL
 
 
+def test_a_signal_to_a_rank_whose_end_is_being_noted_is_no_error(monkeypatch):
+    """The launcher's signal handler may run directly after the call that waits for the rank."""
+    rank = start("true")
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    wait4 = os.wait4
+
+    def wait_and_send(pid: int, options: int) -> object:
+        ended = wait4(pid, options)
+        rank.send(signal.SIGTERM)
+        return ended
+
+    monkeypatch.setattr(os, "wait4", wait_and_send)
+    assert rank.reap()
+    assert rank.status == 0
+
+
 def test_sigterm_goes_to_the_rank_alone(tmp_path):
     rank = start("sh", "-c", f"trap 'exit 5' TERM; sleep 60 & echo $! > {tmp_path}/pid; wait")
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
