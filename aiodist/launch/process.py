@@ -108,6 +108,8 @@ class RankProcess:
         self.tail = Tail()
         """Of its stderr, for the summary; empty where its output is passed through."""
         self.group_gone = False
+        self.is_announced = True
+        """Whether the watchdog has its group, which it is to kill if the launcher dies."""
         self.replaced = False
         """Whether another process has taken its place, so that its end is no failure of the job."""
         self.pidfd = _pidfd(self.pid)

@@ -139,7 +139,7 @@ class Launcher:
         spec = self.spec
         if not spec.hosts:
             return meeting_environment(spec.master_addr or "127.0.0.1", self._port(stack))
-        agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog.announce)
+        agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog)
         self._agents = stack.enter_context(agents)
         agents.connect(self._selector, environment, spec.master_port)
         while self._signal is None and not agents.are_ready:
@@ -275,8 +275,14 @@ class Launcher:
                 if pidfd is not None:
                     self._selector.unregister(pidfd)
                 self._on_exit(rank)
-            if not rank.running and not rank.group_gone and not rank.group_alive():
-                self._watchdog.take_back(rank.pid)
+            if rank.is_announced and not rank.running and not rank.group_alive():
+                self._take_back(rank)
+
+    def _take_back(self, rank: RankProcess | RemoteRank) -> None:
+        """Tell the watchdog that the group of ``rank`` is empty: another may soon have its number."""
+        if rank.is_announced:
+            rank.is_announced = False
+            self._watchdog.take_back(rank.pid)
 
     def _on_exit(self, rank: RankProcess | RemoteRank) -> None:
         for stream in self._streams:
@@ -442,6 +448,7 @@ class Launcher:
             if rank.running or not rank.group_gone:
                 rank.send_group(signal.SIGKILL)
             rank.close()
+            self._take_back(rank)
 
     # output and result
 

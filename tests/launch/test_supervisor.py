@@ -12,6 +12,8 @@ import time
 import pytest
 
 from aiodist.launch import JobSpec, Launcher, run_job, supervisor
+from aiodist.launch.process import Watchdog
+from aiodist.launch.restarts import Restarts
 from aiodist.observe.folder import read_parts
 from tests.limits import scaled
 
@@ -325,6 +327,42 @@ def test_killing_launcher_and_watchdog_together_still_ends_the_ranks(sandbox, ru
 def _children(pid: int) -> set[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return set(map(int, file.read().split()))
+
+
+@pytest.mark.parametrize("options", [{"keep_going": True}, {"max_restarts": 1}])
+def test_the_watchdog_forgets_the_group_of_a_failed_rank_while_others_run(
+    options, tmp_path, capfd, monkeypatch
+):
+    """The group is gone, and another may get its number before the launcher ends."""
+    announced, announce, take_back = [], Watchdog.announce, Watchdog.take_back
+
+    def announce_and_note(watchdog: Watchdog, group: int) -> None:
+        announced.append(group)
+        announce(watchdog, group)
+
+    def take_back_and_note(watchdog: Watchdog, group: int) -> None:
+        take_back(watchdog, group)
+        announced.remove(group)
+        (tmp_path / f"{group}.gone").touch()
+
+    monkeypatch.setattr(Watchdog, "announce", announce_and_note)
+    monkeypatch.setattr(Watchdog, "take_back", take_back_and_note)
+    monkeypatch.setattr(Restarts, "may_replace", lambda *_: not options.get("keep_going"))
+    script = (
+        f"cd {tmp_path}\n"
+        "if [ $RANK = 1 ]; then\n"
+        '    if [ "$AIODIST_REPLACEMENT" ]; then exit 0; fi\n'
+        "    echo $$ > new; mv new pid; exit 3\n"
+        "fi\n"
+        "for n in $(seq 500); do\n"
+        '    if [ -e "$(cat pid 2>&1).gone" ]; then echo gone; exit 0; fi\n'
+        "    sleep 0.01\n"
+        "done\n"
+    )
+    code = run_job(spec("sh", "-c", script, nproc=2, **options))
+    assert capfd.readouterr().out == "[0] gone\n"
+    assert code == (3 if "keep_going" in options else 0)
+    assert announced == []
 
 
 def test_a_child_whose_launcher_is_gone_already_does_not_start(sandbox):

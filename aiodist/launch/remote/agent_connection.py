@@ -51,6 +51,7 @@ class RemoteRank:
 
     replacement = False
     replaced = False
+    is_announced = False  # its agent has a watchdog of its own
     pidfd: int | None = None
     needs_polling = False
 
@@ -156,6 +157,8 @@ class AgentConnection:
             bufsize=0,
         )
         self.pid = self._process.pid
+        self.is_announced = True
+        """Whether the watchdog has its group, as `RankProcess.is_announced` says of a rank's."""
         assert self._process.stdin is not None
         self._commands: IO[bytes] = self._process.stdin
         self._streams: dict[int, IO[bytes]] = {}
@@ -205,6 +208,21 @@ class AgentConnection:
     def patience(self, now: float) -> float:
         """Return the seconds until `tick` has something to do."""
         return math.inf if self.is_lost or not self.is_ready else max(0.0, self._next_ping - now)
+
+    @property
+    def group_alive(self) -> bool:
+        """Whether the process, or another one of its group, exists. Do not ask again after False:
+        the number may then belong to another group.
+        """
+        if self._process.returncode is None:
+            return True
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # macOS says so of groups that hold only zombies
+        return True
 
     def close(self) -> None:
         """End the agent by closing its stdin, by which it kills all that it has started."""

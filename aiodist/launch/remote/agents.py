@@ -7,13 +7,14 @@ import os
 import re
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.failure import Tail
 from aiodist.launch.outlets import Outlet, ScreenOutlet
 from aiodist.launch.output import Console
 from aiodist.launch.output_streams import LineStream
+from aiodist.launch.process import Watchdog
 from aiodist.launch.remote.agent_connection import AgentConnection, RemoteRank
 from aiodist.launch.remote.host_list import HostSlots
 
@@ -35,10 +36,10 @@ class Agents:
         hosts: Sequence[HostSlots],
         ssh: Sequence[str],
         console: Console,
-        announce: Callable[[int], None],
+        watchdog: Watchdog,
     ) -> None:
-        """``ssh``: the command that leads to a host. ``announce``: gets the pid of each process."""
-        self._hosts, self._ssh, self._announce = hosts, ssh, announce
+        """``ssh``: the command that leads to a host. ``watchdog``: gets the pid of each process."""
+        self._hosts, self._ssh, self._watchdog = hosts, ssh, watchdog
         self._console = console
         self.connections: list[AgentConnection] = []
         self.streams: list[LineStream] = []
@@ -50,6 +51,7 @@ class Agents:
     def __exit__(self, *error: object) -> None:
         for connection in self.connections:
             connection.close()
+            self._take_back(connection)
 
     def connect(
         self, selector: selectors.BaseSelector, environment: Mapping[str, str], port: int | None
@@ -69,7 +71,7 @@ class Agents:
                     "OpenSSH's client, or name another with --ssh"
                 ) from None
             self.connections.append(connection)
-            self._announce(connection.pid)
+            self._watchdog.announce(connection.pid)
             connection.prepare(os.getcwd(), forwarded, (port or 0) if number == 0 else None)
 
     @property
@@ -131,6 +133,15 @@ class Agents:
         """Do what is due for every host."""
         for connection in self.connections:
             connection.tick(now)
+            self._take_back(connection)
+
+    def _take_back(self, connection: AgentConnection) -> None:
+        """Tell the watchdog if the group of ``connection`` is empty: another may soon have its
+        number.
+        """
+        if connection.is_announced and not connection.group_alive:
+            connection.is_announced = False
+            self._watchdog.take_back(connection.pid)
 
     def patience(self, now: float) -> float:
         """Return the seconds until `tick` has something to do."""

@@ -231,6 +231,7 @@ class HostAgent:
             if rank.running or not rank.group_gone:
                 rank.send_group(signal.SIGKILL)
             rank.close()
+            self._watchdog.take_back(rank.pid)  # another group may soon have its number
         if self._port is not None:
             self._port.close()
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from aiodist.errors import DistNetworkError
+from aiodist.launch.output import Console
+from aiodist.launch.process import Watchdog
 from aiodist.launch.remote import host_agent
 from aiodist.launch.remote.agent_connection import agent_command
 from aiodist.launch.remote.agent_frames import GREETING, Frame, FrameKind, FrameReader, encode
-from aiodist.launch.remote.agents import portable
+from aiodist.launch.remote.agents import Agents, portable
 from aiodist.launch.remote.host_list import HostSlots
 
 
@@ -105,6 +109,23 @@ def test_a_host_that_cannot_be_reached_is_named(sandbox, run_command) -> None:
     code, out, err = sandbox.run(*run_command, "--ssh", "false", "-H", "elsewhere", script)
     assert (code, out) == (2, "")
     assert err == "aiodist: no rank can be started on elsewhere: ssh ended by exit code 1\n"
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["empty", "something left"])
+def test_the_watchdog_forgets_an_ended_ssh_once_its_group_is_empty(is_left: bool) -> None:
+    """Another group may get its number before the launcher ends."""
+    console = Console(1, 2)
+    ssh = ["sh", "-c", "sleep 60 > /dev/null 2>&1 < /dev/null &" if is_left else "exit 0"]
+    with Watchdog() as watchdog, selectors.DefaultSelector() as selector:
+        with Agents([HostSlots("elsewhere", 1)], ssh, console, watchdog) as agents:
+            agents.connect(selector, {}, None)
+            (connection,) = agents.connections
+            while not connection.is_lost:
+                for key, _ in selector.select():
+                    key.data()
+            agents.tick(time.monotonic())
+            assert connection.is_announced == is_left
+        assert connection.is_announced == is_left
 
 
 def test_a_folder_that_the_host_lacks_is_refused() -> None:
