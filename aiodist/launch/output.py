@@ -118,7 +118,11 @@ class Screen:
             self._owner = None
 
     def flush(self) -> None:
-        """Write all that was put. Waits for a slow reader; raises BrokenPipeError without one."""
+        """Write all that was put. Waits for a slow reader.
+
+        Raises OSError if it cannot be written: the reader has gone (BrokenPipeError), the terminal
+        has hung up, or the disk is full.
+        """
         data, self._buffer = memoryview(self._buffer), bytearray()
         while data:
             try:

@@ -86,9 +86,10 @@ class Launcher:
         """Start all ranks and wait for them; returns the job's exit code.
 
         The code is 0 if all ranks returned 0, else that of the first rank to fail, or 128 + N if
-        signal N killed it. It is 130 or 143 after SIGINT or SIGTERM to this process, and 141 if
-        the reader of the output has gone. Raises DistError before anything is started (port in
-        use, no POSIX system), and OSError if the system refuses a process; no rank is left then.
+        signal N killed it. It is 130, 143 or 129 after SIGINT, SIGTERM or SIGHUP to this process.
+        It is 141 if the output cannot be written: its reader has gone, or the disk is full. Raises
+        DistError before anything is started (port in use, no POSIX system), and OSError if the
+        system refuses a process; no rank is left then.
         """
         if os.name != "posix":
             raise DistError("the launcher needs a POSIX system; on Windows use aiodist.spawn")
@@ -472,7 +473,7 @@ class Launcher:
                 self._console.close()
             else:
                 self._console.flush()
-        except BrokenPipeError:
+        except OSError:  # the reader has gone, the terminal has hung up, or the disk is full
             self._output_lost = True
             self._stop(signal.SIGTERM)
 
@@ -518,7 +519,7 @@ class Launcher:
             try:
                 self._outlets.release()
                 self._console.say(text)
-            except BrokenPipeError:
+            except OSError:  # as in `_write_out`
                 self._output_lost = True
 
 

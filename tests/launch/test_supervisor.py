@@ -446,6 +446,42 @@ def test_a_reader_that_went_away_ends_the_job(sandbox, run_command):
     assert job.wait(sandbox.limit) == 141
 
 
+SAVE = (
+    "def save(n, f):\n"
+    "    os.write(1, b'saves\\n')\n"
+    "    open('saved' + RANK, 'w').write('1')\n"
+    "    sys.exit()\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+)
+
+
+def test_a_terminal_that_hangs_up_leaves_the_ranks_their_grace(sandbox, run_command):
+    leader, follower = os.openpty()
+    script = sandbox.script(SAVE + WAIT)
+    try:
+        job = sandbox.start(*run_command, "-n", "2", script, stdout=follower, stderr=follower)
+        sandbox.wait_for("pid0", "pid1")
+    finally:
+        os.close(leader)
+        os.close(follower)
+    job.send_signal(signal.SIGHUP)
+    assert job.wait(sandbox.limit) == 129
+    sandbox.wait_for("saved0", "saved1")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_ends_the_job_and_leaves_the_ranks_their_grace(sandbox, run_command):
+    script = sandbox.script(
+        SAVE + "open('up' + RANK, 'w').write('1')\n"
+        "while not (os.path.exists('up0') and os.path.exists('up1')): time.sleep(0.01)\n"
+        "print('line', flush=True)\n" + WAIT
+    )
+    with open("/dev/full", "wb") as full:
+        job = sandbox.start(*run_command, "-n", "2", script, stdout=full)
+    assert job.wait(sandbox.limit) == 141
+    sandbox.wait_for("saved0", "saved1")
+
+
 def spec(*command: str, **options: object) -> JobSpec:
     return JobSpec(program=command, **options)
 
