@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 import re
 import select
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from aiodist.observe.text_table import ranges
 
 LINE_LIMIT = 1 << 20
 """Bytes of one line held back until its end; a longer line is shown in parts."""
+
+WAIT_SECONDS = 1.0
+"""How long a slow reader is waited for between two calls of what is to be called meanwhile."""
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """Terminal colours of the ranks in turn; red is left to errors."""
@@ -80,10 +85,32 @@ class Screen:
     def __init__(self, fd: int, *, tty: bool) -> None:
         self._fd = fd
         self.tty = tty
+        self._out = fd
+        """What is written to: the same, or the same terminal opened anew."""
+        self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        self._while_waiting: Callable[[], None] | None = None
         self._buffer = bytearray()
         self._owner: object = None
         self._shown = b""  # the owner's open line, with its prefix
         self._returned = False  # the open line ended in \r: the next piece replaces it
+
+    @contextmanager
+    def calling_while_waiting(self, act: Callable[[], None]) -> Iterator[None]:
+        """In this context, call ``act`` from time to time while a slow reader is waited for."""
+        self._while_waiting = act
+        if self.tty:
+            # A terminal that is ready may have room for a byte only, and a write waits for more.
+            # This mode would be that of all processes that share the descriptor.
+            flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
+            with suppress(OSError):  # the terminal has no name here
+                self._out = os.open(os.ttyname(self._fd), flags)
+        try:
+            yield
+        finally:
+            self._while_waiting = None
+            if self._out != self._fd:
+                os.close(self._out)
+                self._out = self._fd
 
     def put(self, source: object, prefix: bytes, piece: Piece) -> None:
         """Add a piece of ``source``; `flush` writes it."""
@@ -125,10 +152,21 @@ class Screen:
         """
         data, self._buffer = memoryview(self._buffer), bytearray()
         while data:
+            part = data
+            if self._while_waiting is not None and not self._is_file:
+                self._while_waiting()
+                self._wait_for_room()
+                # A pipe with any room has room for this much, so that the write does not wait.
+                part = data[: select.PIPE_BUF]
             try:
-                data = data[os.write(self._fd, data) :]
+                data = data[os.write(self._out, part) :]
             except BlockingIOError:  # another process that shares the descriptor set this mode
-                select.select([], [self._fd], [])
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        while not select.select([], [self._out], [], WAIT_SECONDS)[1]:
+            if self._while_waiting is not None:
+                self._while_waiting()
 
 
 class Console:
@@ -156,6 +194,14 @@ class Console:
         for line in text.splitlines():
             self.stderr.put(self, b"", Piece(line.encode(errors="replace"), b"\n"))
         self.flush()
+
+    @contextmanager
+    def calling_while_waiting(self, act: Callable[[], None]) -> Iterator[None]:
+        """In this context, call ``act`` from time to time while a slow reader is waited for."""
+        with ExitStack() as stack:
+            for screen in {self.stdout, self.stderr}:
+                stack.enter_context(screen.calling_while_waiting(act))
+            yield
 
     def close(self) -> None:
         """End open lines, so that the shell's prompt starts at the left."""

@@ -142,6 +142,7 @@ class Launcher:
             return meeting_environment(spec.master_addr or "127.0.0.1", self._port(stack))
         agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog)
         self._agents = stack.enter_context(agents)
+        stack.enter_context(self._console.calling_while_waiting(agents.ping))
         agents.connect(self._selector, environment, spec.master_port)
         while self._signal is None and not agents.are_ready:
             self._step(POLL)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import select
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from aiodist.launch import output
 from aiodist.launch.output import Console, LineSplitter, Piece, Screen
+from tests.limits import scaled
 
 
 class Captured:
@@ -142,6 +146,41 @@ def _read_all(fd: int) -> bytes:
     while chunk := os.read(fd, 1 << 16):
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_while_a_slow_reader_is_waited_for_something_else_is_called(kind, monkeypatch):
+    monkeypatch.setattr(output, "WAIT_SECONDS", 0.01)
+    read_end, write_end = (os.openpty if kind == "terminal" else os.pipe)()
+    screen = Screen(write_end, tty=kind == "terminal")
+    called_while_full = threading.Event()
+
+    def act() -> None:
+        if not select.select([], [write_end], [], 0)[1]:
+            called_while_full.set()
+
+    def read() -> bool:
+        was_called = called_while_full.wait(scaled(5))
+        received = 0
+        while received < size:
+            received += os.read(read_end, 1 << 16).count(b"x")
+        return was_called
+
+    size = 300_000  # more than a pipe or a terminal holds
+    text = b"\n".join([b"x" * 100] * (size // 100))
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            was_called = threads.submit(read)
+            with screen.calling_while_waiting(act):
+                screen.put(0, b"", Piece(text, b"\n"))
+                screen.flush()
+            assert was_called.result()
+        screen.put(0, b"", Piece(b"end", b"\n"))
+        screen.flush()
+        assert b"end" in os.read(read_end, 100)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 @pytest.fixture

@@ -201,7 +201,12 @@ class AgentConnection:
             return
         if now - self._heard_at > SILENCE:
             self._lose(f"it has been silent for {SILENCE:g} s")
-        elif now >= self._next_ping:
+        else:
+            self.ping(now)
+
+    def ping(self, now: float) -> None:
+        """Tell a ready host, where that is due, that the launcher lives."""
+        if self.is_ready and now >= self._next_ping:
             self._next_ping = now + PING_EVERY
             self.send(FrameKind.PING)
 

@@ -135,6 +135,14 @@ class Agents:
             connection.tick(now)
             self._take_back(connection)
 
+    def ping(self) -> None:
+        """Tell the hosts, where that is due, that the launcher lives, while it waits for the reader
+        of its output.
+        """
+        now = time.monotonic()
+        for connection in self.connections:
+            connection.ping(now)
+
     def _take_back(self, connection: AgentConnection) -> None:
         """Tell the watchdog if the group of ``connection`` is empty: another may soon have its
         number.

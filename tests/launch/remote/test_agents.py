@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from aiodist.errors import DistNetworkError
+from aiodist.launch import JobSpec, output, run_job
 from aiodist.launch.output import Console
 from aiodist.launch.process import Watchdog
-from aiodist.launch.remote import host_agent
+from aiodist.launch.remote import agent_connection, host_agent
 from aiodist.launch.remote.agent_connection import agent_command
 from aiodist.launch.remote.agent_frames import GREETING, Frame, FrameKind, FrameReader, encode
 from aiodist.launch.remote.agents import Agents, portable
 from aiodist.launch.remote.host_list import HostSlots
+from tests.limits import scaled
 
 
 def test_frames_arrive_whole_however_the_stream_is_cut() -> None:
@@ -126,6 +132,47 @@ def test_the_watchdog_forgets_an_ended_ssh_once_its_group_is_empty(is_left: bool
             agents.tick(time.monotonic())
             assert connection.is_announced == is_left
         assert connection.is_announced == is_left
+
+
+@pytest.mark.slow
+def test_agents_hear_of_the_launcher_while_it_waits_for_the_reader_of_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent ends its ranks if the launcher is silent for half a minute."""
+    monkeypatch.setattr(output, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(agent_connection, "PING_EVERY", 0.01)
+    read_end, write_end = os.pipe()
+    pinged_while_full = threading.Event()
+    send = agent_connection.AgentConnection.send
+
+    def send_and_note(
+        connection: agent_connection.AgentConnection, kind: FrameKind, *rest: Any, **facts: Any
+    ) -> None:
+        send(connection, kind, *rest, **facts)
+        if kind is FrameKind.PING and not select.select([], [write_end], [], 0)[1]:
+            pinged_while_full.set()
+
+    def read() -> tuple[bool, int]:
+        was_pinged = pinged_while_full.wait(scaled(15))
+        received = 0
+        with open(read_end, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(1 << 16):
+                received += chunk.count(b"x")
+        return was_pinged, received
+
+    monkeypatch.setattr(agent_connection.AgentConnection, "send", send_and_note)
+    program = (sys.executable, "-c", "for _ in range(3000): print('x' * 100)")
+    hosts = (HostSlots("localhost", 1),)
+    with ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(read)
+        try:
+            code = run_job(
+                JobSpec(program=program, hosts=hosts), stdout=write_end, stderr=write_end
+            )
+        finally:
+            os.close(write_end)
+        assert reader.result() == (True, 300_000)
+    assert code == 0
 
 
 def test_a_folder_that_the_host_lacks_is_refused() -> None:
