@@ -44,9 +44,9 @@ class SyncBatchNorm(_BatchNorm):
         n_own = count.clamp_min(1)
         mean = data.sum(others) / n_own
         variance = (data - mean.view(shape)).square().sum(others) / n_own
-        # A row for each rank: means and variances are put together (Chan, Golub and LeVeque, 1979), since
-        # the mean of squares less the square of the mean has no digit left where the mean is large. Rows
-        # add up over the ranks, and so do their gradients.
+        # A row for each rank; means and variances are combined as Chan, Golub and LeVeque do (1979). The
+        # mean of squares less the square of the mean has no digit left where the mean is large. Rows add
+        # up over the ranks, and so do their gradients.
         row = torch.cat([mean, variance, count])
         before, after = row.new_zeros(own, len(row)), row.new_zeros(ranks - 1 - own, len(row))
         rows = allreduce(torch.cat([before, row.unsqueeze(0), after]), op=Sum)

@@ -424,8 +424,8 @@ class ShmReceiver:
         """Ask for no wake-up any more: no receive waits.
 
         Invariant: a part of a receive that was given up is taken, too, since its sender waits for the
-        room. Nobody is woken for a part behind the message of a wake-up; and a wake-up is in vain for
-        a part whose turn has not come. So this looks once more.
+        room. A part behind the message of a wake-up makes no further one, and a wake-up does not help a
+        part whose turn has not come. So this looks once more.
         """
         ring.disarm()
         if ring.has_next:

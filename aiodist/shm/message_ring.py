@@ -332,7 +332,7 @@ class RingReader(RingEnd):
     def disarm(self) -> None:
         """Record that this rank polls again, or waits for nothing.
 
-        The caller must look once more: a record that came before may have woken nobody.
+        The caller must look once more: a record that came before may have made no wake-up.
         """
         if self.is_asleep:
             self.is_asleep = False
