@@ -1,7 +1,7 @@
 """What ``import torch`` runs where aiodist is installed; see ``aiodist.torch_backend``.
 
-A module outside the package because an exception here would break ``import torch`` for everybody,
-and importing the package would slow it down for those who use torch for something else.
+A module outside the package: importing that would make ``import torch`` slower for every program. An
+exception here would break ``import torch``.
 """
 
 import contextlib

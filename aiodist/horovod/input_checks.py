@@ -27,9 +27,9 @@ def detached(tensor: Any) -> Tensor:
 
 def check_root(root_rank: Any) -> int:
     """Return a global rank. Raises TypeError or InvalidUsageError if it is no rank of the job."""
-    check_int(root_rank, "root_rank")
-    if not 0 <= root_rank < job.size():
+    rank = check_int(root_rank, "root_rank")
+    if not 0 <= rank < job.size():
         raise InvalidUsageError(
-            f"root_rank {root_rank} is out of range: the job has ranks 0 to {job.size() - 1}"
+            f"root_rank {rank} is out of range: the job has ranks 0 to {job.size() - 1}"
         )
-    return int(root_rank)
+    return rank

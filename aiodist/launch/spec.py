@@ -23,7 +23,7 @@ it."""
 class Place(NamedTuple):
     """A rank, its number among the ``local_size`` ranks of its host, and which of the hosts that is.
 
-    On the launcher's own machine ``host`` is None.
+    ``host`` is None on the machine of the launcher.
     """
 
     rank: int

@@ -67,9 +67,10 @@ class Reduction(Protocol):
 def reduction(op: ReduceOp, dtype: DType, size: int) -> Reduction:
     """The reduction ``op`` on elements of ``dtype`` over ``size`` ranks.
 
-    bool: SUM is or, PRODUCT is and. Integers wrap around. MIN and MAX propagate NaN. Raises
-    TypeError where the operation has no meaning for the dtype, and for a PREMUL_SUM factor that
-    is not a number of the dtype's kind; InvalidUsageError for a factor outside its range.
+    bool: SUM is or, PRODUCT is and. Integers wrap around. MIN and MAX propagate NaN.
+
+    Raises TypeError if the operation has no meaning for the dtype, or if a PREMUL_SUM factor is no
+    number of the dtype's kind. Raises InvalidUsageError for a factor outside its range.
     """
     if op.kind is RedOpType.PREMUL_SUM:
         _check(op.kind, dtype)

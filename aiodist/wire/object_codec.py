@@ -128,11 +128,11 @@ class ObjectCodec:
         ``name`` stands for it in error messages. ``apart``: long segments become parts, which are
         the memory of the object itself.
 
-        Raises TypeError for a type that is not in the list (a subclass, a class that is not
-        registered, a function), saying where in the object it is; with ``allow_pickle`` such parts
-        are pickled.
-        InvalidUsageError for an object that contains itself, is nested deeper than 200 levels, or
-        changes between two steps.
+        Raises TypeError for a type that is not in the list: a subclass, a class that is not
+        registered, a function. The error says where in the object it is. With ``allow_pickle`` such
+        parts are pickled.
+        Raises InvalidUsageError for an object that contains itself, is nested deeper than 200
+        levels, or changes between two steps.
         """
         encoder = Encoder(self._extensions, self._types, allow_pickle)
         try:

@@ -239,19 +239,22 @@ def _negated(value: float) -> torch.Tensor:
     return torch._neg_view(torch.full((4,), -value))
 
 
-async def test_a_tensor_that_is_like_a_plain_one_but_not_plain_is_not_taken_for_one() -> None:
+async def _reduced_twice(data: Any, rank: int) -> None:
+    """Run three collectives on ``data``, which holds the number of the rank, from 1 on, of two ranks."""
+    await dist.all_reduce(data)
+    assert (data == 3).all()
+    await dist.broadcast(data, 0)
+    await dist.reduce(data, 1)
+    assert (data == 3 + 3 * rank).all()
 
+
+async def test_a_tensor_that_is_like_a_plain_one_but_not_plain_is_not_taken_for_one() -> None:
     async def main(rank: int) -> None:
         await meet()
         for make in (_plain, _in_columns, _negated, _parameter) * 2:
             for size in (4, 4, 5):
                 await dist.all_reduce(torch.ones(size))
-            data = make(rank + 1.0)
-            await dist.all_reduce(data)
-            assert (data == 3).all()
-            await dist.broadcast(data, 0)
-            await dist.reduce(data, 1)
-            assert (data == 3 + 3 * rank).all()
+            await _reduced_twice(make(rank + 1.0), rank)
         with pytest.raises(dist.InvalidUsageError, match="layout"):
             dist.all_reduce(torch.ones(4).to_sparse())
         with pytest.raises(dist.InvalidUsageError, match="meta"):
@@ -279,12 +282,7 @@ async def test_an_array_that_is_like_a_plain_one_but_not_plain_is_not_taken_for_
     async def main(rank: int) -> None:
         await meet()
         for make in (_array, _array_in_columns, _backwards) * 2:
-            data = make(rank + 1.0)
-            await dist.all_reduce(data)
-            assert (data == 3).all()
-            await dist.broadcast(data, 0)
-            await dist.reduce(data, 1)
-            assert (data == 3 + 3 * rank).all()
+            await _reduced_twice(make(rank + 1.0), rank)
         fixed = np.full(4, 7.0)
         fixed.flags.writeable = False
         with pytest.raises(dist.InvalidUsageError, match="read-only"):

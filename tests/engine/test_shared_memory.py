@@ -17,6 +17,7 @@ from aiodist.groups.shm_opening import neighbours_of
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import SUSPICION_SECONDS
 from aiodist.shm import area_directory
+from aiodist.shm.group_area import ASLEEP
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import engine_of, outcome, ranks_of
 from tests.leftovers import named_segments
@@ -273,6 +274,25 @@ async def test_hundreds_started_at_once_run_one_after_the_other() -> None:
         for work in [dist.all_reduce(array) for array in arrays]:
             await work
         assert all((array == 1).all() for array in arrays)
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_the_number_of_a_sleep_begins_anew_after_32_bits() -> None:
+    communicators: dict[int, ShmCommunicator] = {}
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        communicators[rank] = communicator()
+        communicator()._naps = (1 << 32) - 2
+        await dist.barrier()
+        for _ in range(5):
+            data = np.ones(3)
+            if rank == 1:
+                await until(lambda: communicators[0].mine[ASLEEP])
+            await dist.all_reduce(data)
+            assert (data == 2).all()
+        assert communicators[0]._naps < 100
 
     await run_ranks(2, main, "shm", timeout=20)
 

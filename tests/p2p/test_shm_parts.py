@@ -11,7 +11,7 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.p2p import shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
-from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, HOST_EAGER_BYTES
+from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, HOST_EAGER_BYTES, Send
 from aiodist.p2p.shm_sender import RING_WAKE
 from aiodist.shm import shared_memory
 from aiodist.shm.message_ring import RECORD_BYTES, TAKEN, WRITTEN
@@ -226,14 +226,20 @@ def test_a_part_waits_for_the_end_of_another_however_short(pair: Pair) -> None:
     assert sent == [None, None]
 
 
-def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
-    """Though the receiver waits for nothing any more, and so would not look."""
+def given_up(pair: Pair) -> Send:
+    """Start a message whose receive is given up after its grant has gone."""
     recv = pair.b.recv(TAG, 3 * MIB)
     send = pair.a.send(TAG, bytes_of(3 * MIB))
     pair.a.stream.push(1 << 40)
     pair.b.stream.push(1 << 40)
     pair.b.inbox.drop(recv)
     pair.b.inbox.forget(TAG)
+    return send
+
+
+def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
+    """Though the receiver waits for nothing any more, and so would not look."""
+    send = given_up(pair)
     pair.settle()
     assert send.done
     assert pair.a.ring.untaken < 2 * PART  # which are read with the next receive
@@ -243,12 +249,7 @@ def test_a_part_behind_the_last_message_that_is_wanted_is_looked_at(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It makes no wake-up: its receiver was woken already, for that message."""
-    recv = pair.b.recv(TAG, 3 * MIB)
-    send = pair.a.send(TAG, bytes_of(3 * MIB))
-    pair.a.stream.push(1 << 40)
-    pair.b.stream.push(1 << 40)
-    pair.b.inbox.drop(recv)
-    pair.b.inbox.forget(TAG)
+    send = given_up(pair)
     small = pair.b.recv(OTHER, 3)
     while pair.run_soon():
         pass
