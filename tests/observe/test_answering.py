@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,6 +19,7 @@ import aiodist as dist
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.observe.answering import SignalHandler, answer_here, heed_signal
 from aiodist.observe.asking import jobs_here
+from aiodist.observe.server import Server
 from tests.observe.test_query_protocol import observer
 
 
@@ -114,3 +119,23 @@ async def test_a_wrong_size_is_told_before_the_ranks_meet(
     with pytest.raises(dist.InvalidUsageError, match="AIODIST_RECORDER_SIZE"):
         await dist.init_process_group(rank=0, world_size=1)
     assert not dist.is_initialized()
+
+
+def test_a_server_that_finds_no_descriptors_leaves_nothing_to_finalize(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Owner:
+        """In the place of an observer, of which the server keeps a weak reference alone."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    owner: Any = Owner()
+    with pytest.raises(OSError, match="too many"):
+        Server(owner, None)
+    del owner
+    gc.collect()
+    assert not raised
