@@ -19,6 +19,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
 import asyncio
 import math
+import os
+import select
 import selectors
 import threading
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from contextvars import Context
 from time import monotonic
 from typing import Any, TypeVarTuple
 
+from aiodist.deadline import SIGNAL_SECONDS
 from aiodist.errors import InvalidUsageError
 
 _Ts = TypeVarTuple("_Ts")
@@ -65,6 +68,10 @@ class LoopHandoff:
         self._alarm.acquire()
         self._lent = False  # the loop's thread sleeps, or wants the loop lock back
         self._driver = 0  # which thread drives
+        self._runner = 0  # which thread is in `run_until`, and runs the loop for its own thread
+        self._running = threading.Lock()  # held by that thread: it may sleep in the selector
+        self._asleep = False  # that thread sleeps in the selector, without the loop lock
+        self._lets_interrupts = False  # that thread holds Ctrl-C back, but not while it sleeps
         self._wanted = False
         self._lingers = False
         self._recalled = False  # another thread has woken the loop
@@ -75,7 +82,7 @@ class LoopHandoff:
         self._pause = LINGER  # how long it lingers next
         self._wake: Callable[[], None] = _nothing
         self.sleeper_lock = threading.Lock()
-        """Held by the one thread that sleeps by itself in an operation; see `BlockedCaller`."""
+        """Held by the one thread that sleeps by itself: in a `BlockedCaller`, or in `run_until`."""
 
     # -- the loop's thread
 
@@ -85,11 +92,20 @@ class LoopHandoff:
         with self._iteration, self.loop_lock:
             main()
 
+    def close(self, loop: HandoffLoop) -> None:
+        """Close ``loop`` after `run`: once no thread sleeps in its selector."""
+        loop.end_pause()
+        with self._running:  # a loop that is not lent is not driven
+            loop.close()
+
     def sleep(self, select: Callable[[float | None], Events], timeout: float | None) -> Events:
         """Return what ``select(timeout)`` returns; lend the loop meanwhile."""
         if timeout is not None and timeout <= 0:
             return select(timeout)
         self._until = math.inf if timeout is None else monotonic() + timeout
+        if self._driver == _get_ident():
+            self._sleep_driving(timeout)
+            return select(0) if self._lent else []
         self._scheduled = False
         self._lent = True
         self.loop_lock.release()
@@ -109,7 +125,7 @@ class LoopHandoff:
         """Sleep without the loop lock until there is something to do."""
         events: Events = []
         while not events and (left := self._until - (now := monotonic())) > 0:
-            self._deep = now - self._used > LINGER
+            self._deep = not self._runner and now - self._used > LINGER
             # Invariant: _deep is stored before this looks, and a driving thread has stored
             # _scheduled before it looks at _deep. So one of the two sees the other's.
             if self._deep and self._scheduled:
@@ -117,7 +133,7 @@ class LoopHandoff:
             if self._deep:
                 self._pause = LINGER
                 events = select(min(left, _LONGEST))
-            elif longest := self._longest_pause():
+            elif longest := LONGEST_LINGER if self._runner else self._longest_pause():
                 self._linger(min(left, self._pause, longest))
                 self._pause = min(2 * self._pause, LONGEST_LINGER)
                 events = select(0)
@@ -125,9 +141,8 @@ class LoopHandoff:
                 events = select(min(left, LINGER))
             if self._scheduled or self._recalled:
                 break
-            if (
-                events and self.loop_lock.locked()
-            ):  # the thread that drives reads the streams itself
+            if events and (self._runner or self.loop_lock.locked()):
+                # The thread that drives reads the streams itself.
                 self._linger(LINGER)
                 events = select(0)
 
@@ -167,13 +182,16 @@ class LoopHandoff:
     def check_may_wait(self) -> None:
         """Raise InvalidUsageError in the thread that drives: it would wait for itself.
 
-        That is a signal's handler, which has interrupted a call.
+        That is a signal's handler, which has interrupted a call. Where that call was asleep, the loop's
+        thread runs the loop from now on.
         """
         if self._driver == _get_ident():
             raise InvalidUsageError(
                 "called in a signal's handler that has interrupted another call of aiodist.sync: set a "
                 "flag there, and call this after that call has returned"
             )
+        if self._runner == _get_ident():
+            self._runner = 0
 
     def take(self) -> bool:
         """Wait until the calling thread may drive. Returns False if the loop has ended."""
@@ -184,14 +202,79 @@ class LoopHandoff:
         self.loop_lock.release()
         return False
 
+    def run_until(self, loop: HandoffLoop, ended: threading.Lock, held: bool) -> bool:
+        """Run ``loop`` in the calling thread, which drives, until ``ended`` is released; whether it was.
+
+        False at once where another thread sleeps by itself, or a task runs in this one (a notebook's cell),
+        and false once the loop ends. The thread drives before and after, but not while it sleeps in
+        the selector; ``held``: it then lets Ctrl-C through, which it has held back. Raises what a signal's
+        handler raises there; then it may drive no more, so call `abandon`. `end` releases ``ended``.
+        """
+        if not self.sleeper_lock.acquire(False):
+            if self._runner == _get_ident():  # a signal's handler has interrupted its sleep
+                self._runner = 0
+            return False
+        try:
+            asyncio._set_running_loop(loop)
+            # From Python 3.14 a thread has one current task, whatever the loop.
+            if asyncio.current_task(loop) is None:
+                self._runner, self._lets_interrupts = _get_ident(), held
+                with self._running:
+                    while self._lent and ended.locked() and not loop.stops:
+                        loop.run_once()
+                    # Another rank may wait for what the last turn has left to the next one.
+                    if self._lent and loop.has_callbacks():
+                        loop.run_once()
+        finally:
+            self._runner = 0
+            asyncio._set_running_loop(None)
+            self.sleeper_lock.release()
+        return not ended.locked()
+
+    def _sleep_driving(self, timeout: float | None) -> None:
+        """Sleep in `run_until`, without the loop lock and as a thread that does not drive."""
+        loop = asyncio._get_running_loop()
+        assert isinstance(loop, HandoffLoop)
+        asyncio._set_running_loop(None)  # a signal's handler may call what blocks
+        if not self._deep:  # else the loop's thread has to look at its timers once more
+            self._scheduled = False
+        self._driver = 0
+        self._asleep = True
+        self.loop_lock.release()
+        try:
+            if self._lets_interrupts:
+                self.interrupts.release()
+            loop.pause(SIGNAL_SECONDS if timeout is None else min(timeout, SIGNAL_SECONDS))
+        finally:
+            # A signal may strike between these. Invariant: a thread that _driver names has the loop lock.
+            if self._lets_interrupts:
+                self.interrupts.hold()
+            self.loop_lock.acquire()
+            self._asleep = False
+            self._driver = _get_ident()
+            asyncio._set_running_loop(loop)
+
+    def end(self, loop: HandoffLoop, ended: threading.Lock) -> None:
+        """Release ``ended``, and wake the thread that may sleep in `run_until`. With the loop lock held."""
+        ended.release()
+        if self._asleep:
+            loop.end_pause()
+
     def give_back(self) -> None:
         """End driving. What is left to the loop it does within some milliseconds."""
         self._used = monotonic()
-        wakes = self._scheduled and self._deep
+        wakes = self._scheduled and (self._deep or self._runner)
         self._driver = 0
         self.loop_lock.release()
         if wakes:
             self._wake()
+
+    def hand_on(self, loop: HandoffLoop) -> None:
+        """End driving after `run_until`: ``loop``'s thread goes on with what is under way."""
+        if loop.has_callbacks() or not self._longest_pause():
+            self.resume()
+        else:
+            self.give_back()
 
     def resume(self) -> None:
         """End driving and wake the loop, which has something to do."""
@@ -199,6 +282,13 @@ class LoopHandoff:
         self._driver = 0
         self.loop_lock.release()
         self._wake()
+
+    def abandon(self) -> None:
+        """End driving after an error, if this thread drives still; wake the loop."""
+        if self._driver == _get_ident():
+            self.resume()
+        else:
+            self._wake()
 
     def note_callback(self) -> None:
         """Note that a callback was scheduled, perhaps by a thread that drives."""
@@ -223,7 +313,35 @@ class HandoffLoop(asyncio.SelectorEventLoop):
     def __init__(self, handoff: LoopHandoff) -> None:
         super().__init__(_HandoffSelector(handoff))
         self._handoff = handoff
+        self._wake_pipe = _WakePipe()
+        self.stops = False
+        """Its own thread ends it: turns in other threads would not sleep, and keep that thread from it."""
         self.set_debug(False)  # several threads use it, one at a time, which the debug mode refuses
+
+    def stop(self) -> None:
+        self.stops = True
+        super().stop()
+
+    def run_once(self) -> None:
+        """Wait for events once, and call what is due: one turn of the loop, in the calling thread."""
+        self._wake_pipe.open(self._selector.fileno())  # type: ignore[attr-defined]  # not in typeshed
+        self._run_once()  # type: ignore[attr-defined]  # asyncio has no public name for it
+
+    def has_callbacks(self) -> bool:
+        """Return whether the next turn calls something without waiting for an event."""
+        return bool(self._ready)  # type: ignore[attr-defined]
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until there are events or `end_pause` is called, for at most ``seconds``."""
+        self._wake_pipe.wait(seconds)
+
+    def end_pause(self) -> None:
+        """Wake the thread in `pause`. Any thread."""
+        self._wake_pipe.wake()
+
+    def close(self) -> None:
+        super().close()
+        self._wake_pipe.close()
 
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
@@ -256,6 +374,43 @@ class _HandoffSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Events:
         return self._handoff.sleep(super().select, timeout)
+
+
+class _WakePipe:
+    """Wakes the one thread that sleeps in `wait`.
+
+    asyncio's own pipe is not enough for that: the loop's thread, which reads it too, may be first.
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, ...] = ()  # of a pipe
+        self._poll = select.poll()
+
+    def open(self, fd: int) -> None:
+        """Prepare `wait` for ``fd``. Later calls do nothing."""
+        if not self._ends:
+            self._ends = os.pipe()
+            for end in self._ends:
+                os.set_blocking(end, False)
+            self._poll.register(self._ends[0], select.POLLIN)
+            self._poll.register(fd, select.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until the file of `open` is readable, or `wake` is called, for at most ``seconds``."""
+        for ready, _ in self._poll.poll(math.ceil(seconds * 1e3)):
+            if ready == self._ends[0]:
+                os.read(ready, 64)
+
+    def wake(self) -> None:
+        """End `wait`, or its next call if none is under way. Any thread. Before `open` it does nothing."""
+        if self._ends:
+            with suppress(BlockingIOError):  # full, so that `wait` ends anyway
+                os.write(self._ends[1], b"!")
+
+    def close(self) -> None:
+        ends, self._ends = self._ends, ()
+        for end in ends:
+            os.close(end)
 
 
 def _wake(loop: asyncio.AbstractEventLoop) -> None:

@@ -56,16 +56,17 @@ class Resident(Protocol):
 class Portal:
     """A daemon thread that runs an event loop as long as a `Resident` uses it.
 
-    A blocking call drives the loop itself while it is lent (`LoopHandoff`). Otherwise the loop's
-    thread starts the operation and runs it from its callbacks. Its end releases a lock that the
-    calling thread waits for. The call makes no task, future or coroutine of asyncio.
+    A blocking call drives the loop itself while it is lent, and runs it while it has to sleep
+    (`LoopHandoff`). Otherwise the loop's thread starts the operation and runs it from its callbacks. Its
+    end releases a lock that the calling thread waits for. The call makes no task, future or coroutine
+    of asyncio.
 
     The loop sees the context variables of the calling thread, so also its world.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: HandoffLoop | None = None
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
@@ -107,11 +108,11 @@ class Portal:
                         _as_running(loop, partial(_run_all, self._posted))
                     work = _as_running(loop, call)
                     if blocks:
-                        ended = self._drive(loop, work)
+                        ended = self._drive(loop, work, held)
                     else:
                         handoff.resume()
                 except BaseException:
-                    handoff.resume()
+                    handoff.abandon()
                     raise
         except BaseException:
             if held:
@@ -149,9 +150,9 @@ class Portal:
                     if isinstance(work, tuple):  # it has completed
                         handoff.give_back()
                     else:
-                        ended = self._drive(loop, work)
+                        ended = self._drive(loop, work, held)
                 except BaseException:
-                    handoff.resume()
+                    handoff.abandon()
                     raise
         except BaseException:
             if held:
@@ -195,11 +196,12 @@ class Portal:
             del work
 
     def _drive(
-        self, loop: asyncio.AbstractEventLoop, work: Any
+        self, loop: HandoffLoop, work: Any, held: bool
     ) -> threading.Lock | BlockedCaller | None:
         """Drive ``loop`` for ``work``, and give the loop back.
 
-        Returns None if ``work`` has ended, else what can be acquired when it has.
+        Returns None if ``work`` has ended, else what can be acquired when it has. ``held``: interrupts are
+        held back. One that strikes in a sleep here cancels ``work``.
         """
         handoff = self.handoff
         if work.is_completed() or _as_running(loop, partial(work._spin, DRIVE_SECONDS)):
@@ -212,7 +214,16 @@ class Portal:
         ended = threading.Lock()
         ended.acquire()
         work._stay_awake()
-        work._when_done(ended.release)
+        work._when_done(partial(handoff.end, loop, ended))
+        try:
+            ran = handoff.run_until(loop, ended, held)
+        except BaseException:
+            with suppress(RuntimeError):  # the loop is closed: all operations have ended
+                loop.call_soon_threadsafe(work.cancel)
+            raise
+        if ran:
+            handoff.hand_on(loop)
+            return None
         handoff.resume()
         return ended
 
@@ -299,10 +310,11 @@ class Portal:
         """Undo one `enter`. After the last one the thread ends. Any thread may call it."""
         with self._lock:
             self._users -= 1
-            if self._users > 0 or self._loop is None:
+            loop = self._loop
+            if self._users > 0 or loop is None:
                 return
             thread = self._stop()
-        if thread is not threading.current_thread():
+        if _running_loop() is not loop:  # not in a callback, which the loop's thread would wait for
             thread.join(_JOIN_SECONDS)
 
     def settle(self, resident: Resident) -> None:
@@ -352,8 +364,8 @@ class Portal:
 
     def _start(self) -> None:
         loop = HandoffLoop(self.handoff)
-        run = partial(self.handoff.run, loop, partial(_live, loop))
-        thread = threading.Thread(target=run, name="aiodist", daemon=True)
+        live = partial(_live, self.handoff, loop)
+        thread = threading.Thread(target=live, name="aiodist", daemon=True)
         thread.start()
         self._loop, self._thread, self._posted = loop, thread, deque()
         atexit.register(self.close)
@@ -387,11 +399,8 @@ class Portal:
             atexit.unregister(self.close)
             for resident in residents:
                 resident.close_in_child()
-            for name in (
-                "_ssock",
-                "_csock",
-                "_selector",
-            ):  # private names: a later Python may differ
+            # Private names: a later Python may differ.
+            for name in ("_ssock", "_csock", "_selector", "_wake_pipe"):
                 inherited = getattr(loop, name, None)
                 if inherited is not None:
                     inherited.close()
@@ -519,8 +528,16 @@ async def _leave(residents: list[Resident]) -> None:
         await asyncio.gather(*leaving, return_exceptions=True)
 
 
-def _live(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop in its thread until it is stopped, then cancel the remaining tasks."""
+def _live(handoff: LoopHandoff, loop: HandoffLoop) -> None:
+    """Run ``loop`` in its thread until it is stopped, then close it."""
+    try:
+        handoff.run(loop, partial(_run_to_end, loop))
+    finally:
+        handoff.close(loop)
+
+
+def _run_to_end(loop: asyncio.AbstractEventLoop) -> None:
+    """Run ``loop`` until it is stopped, then cancel the remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -533,7 +550,6 @@ def _live(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
-        loop.close()
 
 
 _CLOSED = "Default process group has not been initialized: another thread has just destroyed it."

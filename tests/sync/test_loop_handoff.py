@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import threading
@@ -13,6 +14,7 @@ from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
+from socket import socketpair
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +36,21 @@ def handoff(request: pytest.FixtureRequest) -> Iterator[LoopHandoff]:
 
 
 @contextmanager
+def lingering() -> Iterator[Any]:
+    """Run a loop whose thread sleeps beside its selector, not in it. With `sleeps_long`.
+
+    It does so for as long as the attribute ``pause`` says, which may change, or another thread runs it.
+    """
+    handoff: Any = LoopHandoff(lambda: handoff.pause)
+    handoff.pause = 1000.0
+    handoff.loop_lock.acquire()
+    handoff.give_back()  # it lingers after a thread has driven
+    with running(handoff):
+        until(lambda: handoff._lingers)
+        yield handoff
+
+
+@contextmanager
 def running(handoff: LoopHandoff) -> Iterator[Any]:
     loop = HandoffLoop(handoff)
     thread = threading.Thread(target=handoff.run, args=(loop, loop.run_forever))
@@ -44,7 +61,7 @@ def running(handoff: LoopHandoff) -> Iterator[Any]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        loop.close()
+        handoff.close(loop)
     assert not handoff.loop_lock.locked()
 
 
@@ -429,3 +446,288 @@ def test_an_interrupt_before_the_thread_sleeps_cancels_the_operation(
     assert ranks[0].stdout.readline() == "interrupted\n"
     ended = [rank.communicate("\n", timeout=scaled(30)) for rank in reversed(ranks)]
     assert [rank.returncode for rank in ranks] == [0, 0], ended
+
+
+# -- a thread that has to sleep runs the loop
+
+
+def locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def run_in_thread(handoff: Any, ended: threading.Lock) -> tuple[threading.Thread, list[bool]]:
+    """Run the loop in a thread until ``ended`` is released; that thread, and what came of it."""
+    found: list[bool] = []
+
+    def main() -> None:
+        until(handoff.acquire)
+        try:
+            found.append(handoff.run_until(handoff.loop, ended, False))
+        finally:
+            handoff.hand_on(handoff.loop)
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    until(lambda: bool(handoff._runner and not handoff.loop_lock.locked()))  # it falls asleep
+    return thread, found
+
+
+@pytest.fixture
+def sleeps_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread that should be woken wakes up by chance."""
+    for name in ("SIGNAL_SECONDS", "LINGER", "LONGEST_LINGER"):
+        monkeypatch.setattr(loop_handoff, name, 1000.0)
+
+
+def test_a_thread_that_sleeps_runs_what_is_due(sleeps_long: None, handoff: Any) -> None:
+    ended, ran = locked(), []
+
+    def due() -> None:
+        ran.append(threading.get_ident())
+        ended.release()
+
+    until(handoff.acquire)
+    handoff.loop.call_later(0.01, due)
+    assert handoff.run_until(handoff.loop, ended, False)
+    handoff.hand_on(handoff.loop)
+    assert ran == [threading.get_ident()]
+
+
+def test_an_end_in_another_thread_wakes_the_one_that_sleeps(
+    sleeps_long: None, handoff: Any
+) -> None:
+    ended = locked()
+    thread, found = run_in_thread(handoff, ended)
+    until(handoff.acquire)
+    handoff.end(handoff.loop, ended)
+    handoff.give_back()
+    thread.join()
+    assert found == [True]
+
+
+def test_a_timer_of_another_thread_wakes_the_one_that_sleeps(sleeps_long: None) -> None:
+    ended = locked()
+    with lingering() as handoff:
+        thread, found = run_in_thread(handoff, ended)
+        until(handoff.acquire)
+        handoff.loop.call_later(0.01, handoff.end, handoff.loop, ended)
+        handoff.give_back()
+        thread.join()
+    assert found == [True]
+
+
+def test_one_thread_sleeps_by_itself(handoff: Any) -> None:
+    ended = locked()
+    thread, found = run_in_thread(handoff, ended)
+    until(handoff.acquire)
+    assert not handoff.run_until(handoff.loop, ended, False)
+    handoff.end(handoff.loop, ended)
+    handoff.resume()
+    thread.join()
+    assert found == [True]
+
+
+def test_the_loops_thread_goes_on_with_what_other_threads_wait_for(sleeps_long: None) -> None:
+    ended, came = locked(), threading.Event()
+    reader, writer = socketpair()
+    with lingering() as handoff, reader, writer:
+        until(handoff.acquire)
+        handoff.loop.add_reader(reader, lambda: (handoff.loop.remove_reader(reader), came.set()))
+        handoff.give_back()
+        thread, _ = run_in_thread(handoff, ended)
+        handoff.pause = 0.0  # an operation is under way
+        until(handoff.acquire)
+        handoff.end(handoff.loop, ended)
+        handoff.give_back()
+        thread.join()
+        writer.send(b"!")
+        assert came.wait(scaled(10))
+
+
+def test_a_loop_is_closed_once_no_thread_sleeps_in_its_selector() -> None:
+    handoff, calls = LoopHandoff(), []
+    loop: Any = SimpleNamespace(
+        end_pause=lambda: calls.append("end_pause"), close=lambda: calls.append("close")
+    )
+    closing = threading.Thread(target=handoff.close, args=(loop,))
+    with handoff._running:
+        closing.start()
+        closing.join(0.05)
+        assert calls == ["end_pause"]
+    closing.join()
+    assert calls == ["end_pause", "close"]
+
+
+def test_a_loop_that_ends_is_run_no_longer() -> None:
+    ended = locked()
+    with running(LoopHandoff()) as handoff:
+        thread, found = run_in_thread(handoff, ended)
+    thread.join()
+    assert found == [False]
+
+
+def test_ctrl_c_strikes_a_thread_that_runs_the_loop() -> None:
+    ended = locked()
+    with running(LoopHandoff()) as handoff:
+        assert handoff.interrupts.hold()
+        until(handoff.acquire)
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                handoff.run_until(handoff.loop, ended, True)
+        finally:
+            timer.join()
+            handoff.abandon()
+            handoff.interrupts.release()
+            handoff.interrupts.retire()
+        until(handoff.acquire)
+        handoff.give_back()
+        assert handoff.sleeper_lock.acquire(False)
+        handoff.sleeper_lock.release()
+
+
+def under_way(ends: list[Callable[[], None]]) -> SimpleNamespace:
+    """An operation that ends when the one of ``ends`` is called."""
+    return SimpleNamespace(
+        is_completed=lambda: False,
+        result=lambda: "ended",
+        _spin=lambda _: False,
+        _sleeper=lambda: None,
+        _stay_awake=lambda: None,
+        _when_done=ends.append,
+    )
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "operation"])
+def test_a_signals_handler_may_call_the_api_while_a_call_sleeps(
+    sleeps_long: None, kind: str
+) -> None:
+    """What the handler waits for arrives on a stream: the loop's thread has to read it."""
+    portal, called = Portal(), []
+    ends: list[Callable[[], None]] = []
+    reader, writer = socketpair()
+    reader.setblocking(False)
+
+    async def coroutine() -> str:
+        await asyncio.get_running_loop().sock_recv(reader, 1)
+        return "called"
+
+    def start() -> SimpleNamespace:
+        inner: list[Callable[[], None]] = []
+
+        def came() -> None:
+            loop.remove_reader(reader)
+            inner[0]()
+
+        loop.add_reader(reader, came)
+        return under_way(inner)
+
+    def handler(number: int, frame: object) -> None:
+        sender.start()
+        called.append(portal.run(coroutine) if kind == "coroutine" else portal.call(start, True))
+        ends[0]()
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    struck = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+    sender = threading.Timer(0.1, writer.send, (b"!",))
+    loop = portal.enter()
+    with reader, writer:
+        try:
+            until(lambda: portal.handoff._lent)
+            struck.start()
+            assert portal.call(lambda: under_way(ends), True) == "ended"
+        finally:
+            portal.leave()
+            signal.signal(signal.SIGUSR1, previous)
+            struck.join()
+            sender.join()
+    assert called == ["called" if kind == "coroutine" else "ended"]
+
+
+def test_what_the_last_turn_leaves_to_the_next_one_is_done_before_the_call_returns(
+    sleeps_long: None, handoff: Any
+) -> None:
+    ended, done = locked(), threading.Event()
+    until(handoff.acquire)
+
+    def ends() -> None:
+        ended.release()
+        handoff.loop.call_soon(done.set)
+
+    handoff.loop.call_soon(ends)
+    assert handoff.run_until(handoff.loop, ended, False)
+    assert done.is_set()
+    handoff.hand_on(handoff.loop)
+
+
+def test_a_callback_that_is_left_wakes_the_loops_thread(sleeps_long: None) -> None:
+    """Although no operation is under way."""
+    ended, done = locked(), threading.Event()
+
+    def later(turns: int) -> None:
+        done.set() if turns == 0 else handoff.loop.call_soon(later, turns - 1)
+
+    def ends() -> None:
+        ended.release()
+        handoff.loop.call_soon(later, 3)
+
+    with lingering() as handoff:
+        until(handoff.acquire)
+        handoff.loop.call_soon(ends)
+        handoff.run_until(handoff.loop, ended, False)
+        assert not done.is_set()
+        handoff.hand_on(handoff.loop)
+        assert done.wait(scaled(10))
+
+
+@pytest.mark.parametrize("handoff", [True], indirect=True)
+def test_a_timer_that_is_left_wakes_the_loops_thread_in_its_selector(handoff: Any) -> None:
+    """The thread sleeps for an hour there. It fell asleep before the timer was there."""
+    ended, done = locked(), threading.Event()
+    until(lambda: handoff._deep)
+    until(handoff.acquire)
+    handoff.loop.call_later(0.2, done.set)
+    handoff.loop.call_later(0.02, ended.release)
+    assert handoff.run_until(handoff.loop, ended, False)
+    assert handoff._deep
+    handoff.hand_on(handoff.loop)
+    assert done.wait(scaled(10))
+
+
+def test_a_loop_that_is_to_stop_is_left_to_its_own_thread(handoff: Any) -> None:
+    """Its turns would not sleep, and keep that thread from ending it."""
+    until(handoff.acquire)
+    handoff.loop.stop()
+    assert not handoff.run_until(handoff.loop, locked(), False)
+    handoff.resume()
+
+
+def test_a_thread_in_a_task_does_not_run_the_loop(
+    handoff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook's cell is from Python 3.14 on, where a thread has one task, whatever the loop."""
+    until(handoff.acquire)
+    monkeypatch.setattr(asyncio, "current_task", lambda loop: "of the kernel's loop")
+    assert not handoff.run_until(handoff.loop, locked(), False)
+    handoff.resume()
+    assert handoff.sleeper_lock.acquire(False)
+    handoff.sleeper_lock.release()
+
+
+def test_an_interrupt_before_a_thread_drives_again_leaves_the_loop_to_others(
+    handoff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def struck(interrupts: Interrupts) -> bool:
+        raise KeyboardInterrupt
+
+    until(handoff.acquire)
+    handoff.loop.call_later(0.01, int)
+    monkeypatch.setattr(Interrupts, "hold", struck)
+    with pytest.raises(KeyboardInterrupt):
+        handoff.run_until(handoff.loop, locked(), True)
+    handoff.abandon()
+    until(handoff.acquire)
+    handoff.give_back()
