@@ -283,3 +283,12 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 def name_of(rank: int, host: str, pid: int) -> str:
     """How messages name a rank, with its process where that is known (``pid`` is not 0)."""
     return f"rank {rank} (process {pid} on {host})" if pid else f"rank {rank}"
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the class and the text of ``error``, also if its ``__str__`` raises."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # a class of the user's
+        text = "<its str() failed>"
+    return f"{type(error).__name__}: {text}"

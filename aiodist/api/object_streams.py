@@ -50,9 +50,10 @@ def open_stream(
             `init_process_group`.
 
     Raises:
-        InvalidUsageError: A stream with that peer and tag is open, or a limit is below 1.
+        InvalidUsageError: A stream with that peer and tag is open, a limit is below 1, or this is not the
+            event loop of ``init_process_group``.
     """
-    pg = current_world().group(group)
+    pg = current_world().group_here(group)
     to = check_other(pg, check_rank(pg, peer, group_peer, "peer"), "peer")
     window, max_bytes = check_int(window, "window"), check_int(max_bytes, "max_bytes")
     for name, value in (("window", window), ("max_bytes", max_bytes)):

@@ -22,10 +22,17 @@ import math
 import struct
 from collections import deque
 from typing import Any
+from weakref import WeakValueDictionary
 
 from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError, message_of
 from aiodist.completion import Driver, Pending
-from aiodist.errors import InvalidUsageError, ProtocolError, StreamClosedError
+from aiodist.errors import (
+    DistError,
+    InvalidUsageError,
+    ProtocolError,
+    StreamClosedError,
+    summary_of,
+)
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
@@ -72,6 +79,7 @@ class Stream(ObjectStream):
         self._max_bytes = max_bytes
         self._buffer: deque[tuple[Parcel | memoryview | bytes, int]] = deque()
         self._room = window  # items that the peer may still send
+        self._room_bytes = max_bytes
         self._owed_items = 0  # read, and not yet returned to the peer as credit
         self._owed_bytes = 0
         self._readers: deque[asyncio.Future[None]] = deque()
@@ -111,9 +119,13 @@ class Stream(ObjectStream):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            await self.close()
+            try:
+                await self.close()
+            except BaseException as failed:
+                self._stop(summary_of(failed))  # else the peer would wait for the end
+                raise
         else:
-            self._stop(f"{type(error).__name__}: {error}")
+            self._stop(summary_of(error))
 
     async def __anext__(self) -> Any:
         while True:
@@ -215,8 +227,11 @@ class Stream(ObjectStream):
             raise
 
     def _check_error(self) -> None:
+        # One object that is raised again and again would collect the traceback of each time.
+        if isinstance(self._error, DistError):
+            raise self._error.again()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
 
     def _add(self, envelope: bytes) -> None:
         self._items -= 1
@@ -284,6 +299,7 @@ class Stream(ObjectStream):
     def _return_credit(self) -> None:
         if self._owed_items and self._error is None and not self._peer_ended:
             self._room += self._owed_items
+            self._room_bytes += self._owed_bytes
             self._say(CREDIT, _AMOUNT.pack(self._owed_items, self._owed_bytes))
             self._owed_items = self._owed_bytes = 0
 
@@ -338,15 +354,14 @@ class Stream(ObjectStream):
             at += _LENGTH.size
             item = data[at : at + length]
             at += length
-            if not self._room:
-                raise ProtocolError(f"rank {self._to} sent more items than it may")
-            self._room -= 1
             if (head := short_head(item)) is not None:
+                self._take_room(length)
                 if self._reading:
                     self._buffer.append((head, length))
                 continue
             envelope = read_envelope(item)
             size = length + sum(envelope.part_sizes)
+            self._take_room(size)
             parcel = self._messages.parcel(self._to, envelope, number)
             try:
                 for part in parcel.parts:
@@ -356,6 +371,19 @@ class Stream(ObjectStream):
                 continue
             if self._reading:
                 self._buffer.append((parcel, size))
+
+    def _take_room(self, size: int) -> None:
+        """Charge an item of ``size`` bytes. Raises ProtocolError for one beyond the credit.
+
+        Invariant: the peer has seen at most the credit that was sent. As `_may_send`, by this rank's count.
+        """
+        is_alone = self._room == self._window
+        if not self._room or (size > self._room_bytes and not is_alone):
+            raise ProtocolError(
+                f"rank {self._to} sent more into a stream than this rank's window and max_bytes allow"
+            )
+        self._room -= 1
+        self._room_bytes -= size
 
     # -- waiting
 
@@ -390,7 +418,9 @@ class Streams:
         self._group = group
         self._messages = messages
         self._codec = codec
-        self._last: dict[tuple[int, int], Stream] = {}
+        # Messages that are under way keep their stream. One that is over stays only as long as its user
+        # keeps it: tags may be numbers that never come again.
+        self._last: WeakValueDictionary[tuple[int, int], Stream] = WeakValueDictionary()
 
     def open(self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool) -> Stream:
         """Open a stream with group rank ``peer``. Raises InvalidUsageError if one is open."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from aiodist.errors import HandshakeError, ProtocolError
 from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import MAX_META, Frame, FrameDecoder, FrameType, encode
-from aiodist.wire.handshake import Handshake
+from aiodist.wire.handshake import Handshake, refusal
 
 TYPES = (FrameType.BEAT, FrameType.LOST, FrameType.LEFT, FrameType.GOODBYE)
 
@@ -80,7 +80,7 @@ class HeartbeatConnection:
     def _introduce(self, frame: Frame) -> None:
         try:
             if frame.type == FrameType.REJECT:
-                raise HandshakeError(frame.meta.decode("utf-8", "replace"))
+                raise HandshakeError(refusal(frame.meta))
             if frame.type != FrameType.HELLO:
                 raise HandshakeError("the other side sent a frame before the handshake")
             answer = self._handshake.receive(frame.meta)

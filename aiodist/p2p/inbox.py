@@ -351,10 +351,15 @@ class Inbox:
     def part(self, source: Source, frame: Frame, reader: Reader) -> Recv | None:
         """Return the receive to which the next part of the stream belongs, or None if it was
         cancelled or has failed.
+
+        Raises ProtocolError for a ticket of another rank, and for a part that comes while another
+        link reads one: either could write into memory that its owner uses again.
         """
         source.shm_receiver.overtaken()
         recv = self.tickets.get(frame.id)
         if recv is not None:
+            if recv.source != source.rank or recv.reader is not None:
+                raise ProtocolError(f"rank {source.rank} sent a part that was not asked of it")
             recv.reader = reader
         return recv
 

@@ -15,7 +15,7 @@ from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.tensors import scratch
 from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import MAX_META, MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
-from aiodist.wire.handshake import Handshake
+from aiodist.wire.handshake import Handshake, refusal
 
 MAX_ABORT_BYTES = 1 << 20
 """Limit on the error of an ABORT frame, which is text and numbers. A longer one breaks the
@@ -210,7 +210,7 @@ class Link:
     def _introduce(self, frame: Frame) -> None:
         try:
             if frame.type == FrameType.REJECT:
-                reason = frame.meta.decode("utf-8", "replace")
+                reason = refusal(frame.meta)
                 raise HandshakeError(f"{self.connection.peer_name} refused this rank: {reason}")
             if frame.type != FrameType.HELLO:
                 raise HandshakeError("the other side sent a frame before the handshake")

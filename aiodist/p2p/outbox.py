@@ -21,6 +21,7 @@ from functools import partial
 from operator import call
 
 from aiodist.completion import Pending
+from aiodist.errors import ProtocolError
 from aiodist.p2p.shm_sender import Call, ShmSender
 from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
@@ -227,6 +228,8 @@ class Outbox:
     # -- from the receiver
 
     def granted(self, send_id: int, ticket: int) -> None:
+        if ticket < 1:
+            raise ProtocolError(f"a grant names receive {ticket}, and their numbers begin with 1")
         message = self._requested.pop(send_id, None)
         if message is not None:
             message.ticket = ticket

@@ -30,6 +30,18 @@ _PROOF_BYTES = hashlib.sha256().digest_size
 MAX_BYTES = 256
 """No message of the handshake is longer."""
 
+_MAX_REASON = 500
+"""The most characters of a refusal that an error quotes."""
+
+
+def refusal(message: bytes) -> str:
+    """Return the text of a REJECT as one line of printable characters.
+
+    The other side has proven nothing, and logs quote the text.
+    """
+    text = message.decode("utf-8", "replace")[:_MAX_REASON]
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
 
 def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
     return hmac.new(key, role + transcript, hashlib.sha256).digest()

@@ -67,6 +67,27 @@ async def test_a_stranger_is_turned_away_and_the_ranks_work_on(
     assert "turned a stranger away" in caplog.text
 
 
+async def test_a_stranger_cannot_write_lines_of_its_own_into_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusal = encode(
+        FrameType.REJECT, meta=b"no\nrank 1 is fine\r\x1b[2J\xe2\x80\xa8" + b"x" * 4000
+    )
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            address = current_world().endpoint.rank_info.addresses[0]
+            async with asyncio.timeout(scaled(10)):
+                await speak(address, refusal)
+        await dist.barrier()
+
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await run_ranks(2, main, "tcp")
+    (line,) = [each for each in caplog.messages if "refused this rank" in each]
+    assert line.isprintable()
+    assert len(line) < 1000
+
+
 async def test_a_silent_stranger_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -263,19 +263,29 @@ async def test_a_newcomer_is_told_which_ranks_are_gone(make: Make) -> None:
     assert ranks[4].reports == []
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nAccept: everything\r\nHost: example.invalid\r\n\r\n",
+        encode(FrameType.REJECT, meta=b"no\nrank 1 is fine\x1b[2J"),
+    ],
+    ids=["http", "refusal"],
+)
 async def test_strangers_on_the_listener_are_turned_away(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
     ranks = await make(2)
     (address,) = ranks[0].address
     with caplog.at_level(logging.WARNING, "aiodist"):
         host, port = address.removeprefix("tcp://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET / HTTP/1.1\r\nAccept: everything\r\nHost: example.invalid\r\n\r\n")
+        writer.write(said)
         await reader.read()
         writer.close()
         await writer.wait_closed()
-    assert "rank 0's heartbeat connection turned a stranger away" in caplog.text
+    (line,) = caplog.messages
+    assert "rank 0's heartbeat connection turned a stranger away" in line
+    assert line.isprintable()
     assert complete(ranks[0], [])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from itertools import chain
 from typing import Any
 
@@ -111,6 +113,31 @@ async def test_a_sender_waits_when_the_receiver_buffers_enough(
             assert got == [obj] * (expected + 1) + ["last"]
 
     await run_ranks(2, on_rank, timeout=60)
+
+
+@pytest.mark.parametrize("size", [600, 200_000])
+async def test_a_peer_that_sends_more_bytes_than_the_receiver_buffers_fails_the_stream(
+    size: int,
+) -> None:
+    has_failed = asyncio.Event()
+
+    async def on_rank(rank: int) -> None:
+        stream = dist.open_stream(1 - rank, max_bytes=3 * size)
+        if rank == 0:
+            await has_failed.wait()
+            with pytest.raises(dist.DistNetworkError, match="rank 1 sent more into a stream"):
+                assert [await anext(stream) for _ in range(8)]
+            return
+        await stream.send(0)
+        stream._bytes = 1 << 40  # type: ignore[attr-defined]  # as if it ignored the limit
+        sends = [asyncio.ensure_future(stream.send(b"x" * size)) for _ in range(7)]
+        await asyncio.sleep(0.2)
+        has_failed.set()
+        for send in sends:
+            send.cancel()
+        await asyncio.wait(sends)
+
+    await run_ranks(2, on_rank, timeout=20)
 
 
 async def test_a_sender_waits_until_the_peer_opens_the_stream() -> None:
@@ -264,28 +291,89 @@ async def test_a_receiver_that_closes_and_leaves_has_closed_the_stream() -> None
     await run_ranks(2, on_rank, timeout=60)
 
 
-async def test_a_sender_that_fails_is_told_from_one_that_ends() -> None:
+class Mute(Exception):
+    """An exception without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), Mute()])
+async def test_a_sender_that_fails_is_told_from_one_that_ends(error: Exception) -> None:
     async def on_rank(rank: int) -> None:
+        kind = type(error)
         if rank == 0:
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(kind):
                 await fail()
             return
         got: list[Any] = []
         async with dist.open_stream(0) as stream:
-            with pytest.raises(dist.StreamClosedError, match="rank 0 gave the stream up: ZeroDiv"):
+            match = f"rank 0 gave the stream up: {kind.__name__}: "
+            with pytest.raises(dist.StreamClosedError, match=match):
                 await read(stream, got)
         assert got == [1]
 
     async def fail() -> None:
         async with dist.open_stream(1) as stream:
             await stream.send(1)
-            await stream.send(1 / 0)
+            raise error
 
     async def read(stream: dist.ObjectStream, got: list[Any]) -> None:
         async for item in stream:
             got.append(item)
 
     await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_block_that_is_cancelled_while_it_closes_gives_the_stream_up() -> None:
+    left = asyncio.Event()
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            waiting: list[asyncio.Future[None]] = []
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(send_ahead(waiting), 0.2)
+            left.set()
+            with pytest.raises(dist.InvalidUsageError, match="ended the stream"):
+                await waiting[1]
+            await waiting[0]
+            async with dist.open_stream(1) as stream:
+                await stream.send("again")
+            return
+        first = dist.open_stream(0, window=1)
+        await left.wait()
+        assert await anext(first) == [1, 2]
+        with pytest.raises(dist.StreamClosedError, match="CancelledError"):
+            await anext(first)
+        await first.close()
+        async with dist.open_stream(0) as second:
+            assert await anext(second) == "again"
+
+    async def send_ahead(waiting: list[asyncio.Future[None]]) -> None:
+        async with dist.open_stream(1) as stream:
+            waiting.append(asyncio.ensure_future(stream.send([1, 2])))
+            waiting.append(asyncio.ensure_future(stream.send(3)))
+            await asyncio.sleep(0.05)
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
+async def test_a_closed_stream_leaves_nothing_under_its_tag() -> None:
+    async def on_rank(rank: int) -> None:
+        closed = []
+        for tag in range(20):
+            async with dist.open_stream(1 - rank, tag=tag) as stream:
+                await stream.send(tag)
+                assert await anext(stream) == tag
+            closed.append(weakref.ref(stream))
+        del stream
+        await dist.barrier()
+        gc.collect()
+        # The end of the last ones may be on its way.
+        assert [ref() for ref in closed[:-2]] == [None] * 18
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, timeout=20)
 
 
 async def test_a_peer_that_leaves_fails_the_stream_after_what_it_has_sent() -> None:
@@ -299,8 +387,13 @@ async def test_a_peer_that_leaves_fails_the_stream_after_what_it_has_sent() -> N
         assert await anext(stream) == "before"
         with pytest.raises(dist.PeerLostError):
             await anext(stream)
-        with pytest.raises(dist.PeerLostError):
-            await stream.send(1)
+        # An error that is raised again has no frames of the calls before.
+        depths = set()
+        for _ in range(3):
+            with pytest.raises(dist.PeerLostError) as raised:
+                await stream.send(1)
+            depths.add(len(raised.traceback))
+        assert len(depths) == 1
         with pytest.raises(dist.PeerLostError):
             await stream.close()
 
@@ -346,6 +439,8 @@ async def test_misuse_of_streams() -> None:
                 dist.open_stream(peer, **arguments)
         with pytest.raises(dist.InvalidUsageError, match="is this rank itself"):
             dist.open_stream(rank)
+        with pytest.raises(dist.InvalidUsageError, match="outside any event loop"):
+            await asyncio.to_thread(dist.open_stream, peer)
         stream = dist.open_stream(peer)
         with pytest.raises(dist.InvalidUsageError, match="tag 0 is open: close it first"):
             dist.open_stream(peer)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST
-from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
+from aiodist.wire.frames import (
+    COLLECTIVE,
+    HEADER_BYTES,
+    TENSOR,
+    Frame,
+    FrameType,
+    Key,
+    encode,
+)
 from tests.p2p.pairs import Pair, content
 
 TAG = (TENSOR, 9, 1)
@@ -374,10 +384,18 @@ def test_a_failure_that_ends_the_operation_of_others_is_survived() -> None:
         encode(FrameType.EAGER, TAG, length=EAGER_BYTES + 1),
         encode(FrameType.HELLO, meta=b"again"),
         encode(FrameType.GRANT, length=5),
+        encode(FrameType.GRANT, (0, 0, -1), id=1),
         encode(FrameType.ABORT, length=(1 << 20) + 1),
         encode(FrameType.ABORT),
     ],
-    ids=["eager-too-long", "hello", "grant-with-payload", "abort-too-long", "abort-empty"],
+    ids=[
+        "eager-too-long",
+        "hello",
+        "grant-with-payload",
+        "grant-of-nothing",
+        "abort-too-long",
+        "abort-empty",
+    ],
 )
 def test_frames_out_of_place_end_the_connection(frame: bytes) -> None:
     pair = Pair()
@@ -404,3 +422,24 @@ def test_a_part_that_runs_over_its_message_ends_the_connection() -> None:
     pair.a.stream.send([encode(FrameType.DATA, id=1, length=101), bytes(101)])
     with pytest.raises(ProtocolError, match="extends beyond"):
         pair.settle()
+
+
+@pytest.mark.parametrize("culprit", ["another rank", "another link"])
+def test_only_one_link_of_the_sender_writes_into_a_receive(culprit: str) -> None:
+    pair = Pair()
+    recv = pair.b.recv(TAG, 100)
+    pair.a.stream.send([encode(FrameType.REQUEST, TAG, id=1, length=100, meta=b"m")])
+    pair.settle()
+    source, part = pair.b.peer, Frame(FrameType.DATA, 0, 0, 0, recv.ticket, 100, b"")
+    if culprit == "another rank":
+        source = copy(source)
+        source.rank = 5
+    else:
+        pair.a.stream.send([encode(FrameType.DATA, id=1, length=100), bytes(100)])
+        pair.a.stream.push(HEADER_BYTES + 10)
+    with pytest.raises(ProtocolError, match="not asked of it"):
+        pair.b.inbox.part(source, part, pair.b.link)
+    if culprit == "another rank":
+        pair.a.stream.send([encode(FrameType.DATA, id=1, length=100), b"x" * 100])
+    pair.settle()
+    assert content(recv) in (b"x" * 100, bytes(100))

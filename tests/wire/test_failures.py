@@ -14,6 +14,7 @@ from aiodist.errors import (
     DistError,
     InvalidUsageError,
     PeerLostError,
+    WorkerError,
 )
 from aiodist.wire.failures import MAX_MESSAGE, decode_error, encode_error
 
@@ -58,6 +59,17 @@ def test_any_error_travels_and_is_short(error: DistError) -> None:
     assert len(arrived.message) <= MAX_MESSAGE + 4
 
 
+@pytest.mark.parametrize("text", ["x" * (4 << 20), "\U0001f600" * (1 << 20), "\udc80"])
+def test_a_field_that_is_shortened_leaves_the_others_as_they_are(text: str) -> None:
+    error = WorkerError(f"it raised {text}", rank=3, kind="ValueError", traceback=f"line 1 {text}")
+    data = encode_error(error)
+    assert len(data) < MAX_ABORT_BYTES
+    arrived = decode_error(data, 0)
+    assert isinstance(arrived, WorkerError)
+    assert (arrived.rank, arrived.kind) == (3, "ValueError")
+    assert arrived.traceback.startswith("line 1 ")
+
+
 @given(st.binary(max_size=200))
 def test_random_bytes_become_an_error_that_names_the_rank(data: bytes) -> None:
     error = decode_error(data, 5)
@@ -73,6 +85,10 @@ def test_random_bytes_become_an_error_that_names_the_rank(data: bytes) -> None:
         ["nothing of this name", "m", {}],
         [3, "m", {}],
         ["DistError", "m", {"fields": 1}],
+        ["DistError", "m", {"_fields": 1}],
+        ["DistError", "m", {"again": 1}],
+        ["DistError", 5, {}],
+        ["DistError", ["m"], {}],
         ["DistError", "m", {"message": "twice"}],
         ["DistError", "m", [1]],
         ["DistError", "m"],
