@@ -98,7 +98,7 @@ async def grow(
     Raises:
         CollectiveTimeoutError: None of ``ranks`` came (on all members, which stay a group), or a
             member that is alive has not called it.
-        InvalidUsageError: There is no store.
+        InvalidUsageError: There is no store, a rank is out of range, or the group is over MPI.
         GroupClosedError: The group was destroyed or aborted.
         PeerLostError: The other members counted this rank as dead.
     """
@@ -106,7 +106,7 @@ async def grow(
     group = world.default_group()
     world.check_loop()
     group.check_may_go_on()
-    expected = check_ranks(ranks, world.size) if ranks else ()
+    expected = check_ranks(ranks, world.size, may_be_empty=True)
     deadline = Deadline(group.timeout if timeout is None else timeout)
     async with meeting_place(world, store, deadline) as place:
         while True:

@@ -187,8 +187,13 @@ def check_distinct(items: Sequence[Any], name: str) -> None:
             )
 
 
-def check_ranks(ranks: Iterable[int], size: int, where: str = "the world") -> tuple[int, ...]:
-    """Return ranks that a call names, numbers below ``size`` in ``where``: distinct, at least one."""
+def check_ranks(
+    ranks: Iterable[int], size: int, where: str = "the world", *, may_be_empty: bool = False
+) -> tuple[int, ...]:
+    """Return ranks that a call names, numbers below ``size`` in ``where``: distinct, at least one.
+
+    ``may_be_empty``: whether a call may name none.
+    """
     if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
         raise TypeError(f"ranks must be a list of ints, not {type(ranks).__name__}")
     chosen = tuple(check_int(rank, "each of ranks") for rank in ranks)
@@ -199,7 +204,7 @@ def check_ranks(ranks: Iterable[int], size: int, where: str = "the world") -> tu
             )
     if len(set(chosen)) != len(chosen):
         raise InvalidUsageError(f"ranks must be distinct, got {list(chosen)}")
-    if not chosen:
+    if not chosen and not may_be_empty:
         raise InvalidUsageError("ranks is empty; name at least one rank")
     return chosen
 

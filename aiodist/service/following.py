@@ -8,7 +8,13 @@ from typing import Any
 
 from aiodist.api.object_streams import open_stream
 from aiodist.api.process_group import ProcessGroup
-from aiodist.errors import CollectiveTimeoutError, GroupRevokedError, StreamClosedError
+from aiodist.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    DistError,
+    GroupRevokedError,
+    StreamClosedError,
+)
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.service.handlers import Handler, call_async
 from aiodist.service.leading import GROW
@@ -41,7 +47,10 @@ async def _follow(group: ProcessGroup, stream: ObjectStream, handler: Handler, g
                 kind, argument = reading.result()
             except StopAsyncIteration:
                 return True
-            except TypeError as error:  # of the object alone: the stream goes on
+            except (CollectiveError, StreamClosedError):  # of the group, or the leader has left
+                raise
+            except (TypeError, DistError) as error:
+                # The object alone cannot be decoded. If the stream has failed, `send` raises its error.
                 reading = asyncio.ensure_future(anext(stream))
                 await stream.send(Outcome(rank, engine.n_started, error).encode())
                 continue

@@ -192,11 +192,23 @@ class Leader:
         current.ended(current.mine)
 
     async def _tell(self, message: list[Any]) -> None:
-        for stream in self._streams.values():
+        """Send ``message`` to all workers.
+
+        Each stream packs it anew. An error of the packing is raised as it is where no worker has got the
+        message. Where one has, the ranks are out of step: the group is revoked.
+        """
+        for number, stream in enumerate(self._streams.values()):
             try:
                 await stream.send(message)
             except StreamClosedError as error:
                 raise _revoked(self._group, f"a worker has left the service: {error}") from None
+            except (TypeError, ValueError, OverflowError) as error:
+                if not number:
+                    raise
+                self._group.revoke()
+                raise _revoked(
+                    self._group, f"some workers got a request that others cannot get: {error}"
+                ) from None
 
 
 async def _results(handler: Handler, values: list[Any]) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.errors import CollectiveError, DistError, WorkerError
+from aiodist.errors import CollectiveError, DistError, WorkerError, summary_of
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.wire.failures import decode_error, encode_error
 
@@ -33,11 +33,11 @@ class Outcome:
         error = self.error
         if isinstance(error, DistError):
             return error
-        kind = type(error).__name__
+        assert error is not None  # `encode` has looked
         return WorkerError(
-            f"the handler raised on rank {self.rank}: {kind}: {error}",
+            f"the handler raised on rank {self.rank}: {summary_of(error)}",
             rank=self.rank,
-            kind=kind,
+            kind=type(error).__name__,
             traceback="".join(traceback.format_exception(error)),
         )
 

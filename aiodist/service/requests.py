@@ -23,6 +23,10 @@ class Request:
         """Give the caller ``result``, or raise it there if it is an exception."""
         if self.answer.done():
             return
+        if isinstance(result, StopIteration):  # neither a future nor a coroutine can raise it
+            error = RuntimeError(f"the result of this request is {result!r}")
+            error.__cause__ = result
+            result = error
         if isinstance(result, Exception):
             self.answer.set_exception(result)
             self.answer.exception()  # a caller that was cancelled at this moment does not ask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from aiodist.errors import (
     InvalidUsageError,
     ServiceClosedError,
 )
-from aiodist.groups.argument_checks import check_int, check_tag
+from aiodist.groups.argument_checks import check_int, check_ranks, check_tag
 from aiodist.groups.world import current_world
 from aiodist.rendezvous.meeting_stores import check_store
 from aiodist.service.following import follow
@@ -126,20 +126,21 @@ class Service:
 
         Raises:
             CollectiveTimeoutError: They did not come in time.
-            InvalidUsageError: There is no store.
+            InvalidUsageError: There is no store, a rank is out of range, or another rank leads.
             ServiceClosedError: The service has ended.
         """
         group = self._group
         deadline = Deadline(group.timeout if timeout is None else timeout)
-        wanted = set(ranks)
+        wanted = check_ranks(ranks, self._world.size, may_be_empty=True)
         async with meeting_place(self._world, self._store, deadline) as place:
             for pause in pauses(_LONGEST_PAUSE):
+                self._check_open()
                 free = [rank for rank in self._group.lineage if rank not in self._group.ranks]
                 there = {newcomer.rank for newcomer in await waiting_at(place, free)}
-                if wanted & set(free) <= there and (there or wanted):
+                if self._are_there(wanted, there):
                     break
                 if deadline.expired():
-                    missing = sorted((wanted or set(free)) - there)
+                    missing = sorted(set(wanted or free) - there)
                     raise CollectiveTimeoutError(
                         f"grow of the service timed out after {deadline.timeout:g} s: no process "
                         f"came for a free place{(missing and f', of {missing}') or ''}",
@@ -177,15 +178,30 @@ class Service:
     def _leads(self) -> bool:
         return self._is_serving and self._leader == self._group.global_rank
 
-    async def _submit(self, request: Request) -> Any:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._is_over or self._leader != _NO_RANK)
+    def _are_there(self, wanted: Sequence[int], waiting: Collection[int]) -> bool:
+        """Return whether all of ``wanted`` are members or ``waiting`` at the store; if empty, any process.
+
+        While the ranks make a new group, `_group` still has the ranks that were lost.
+        """
+        if not wanted:
+            return bool(waiting)
+        lost = self._world.endpoint.lost
+        members = [rank for rank in self._group.ranks if self._is_serving and not lost(rank)]
+        return all(rank in waiting or rank in members for rank in wanted)
+
+    def _check_open(self) -> None:
+        """Raise InvalidUsageError if another rank leads, ServiceClosedError if the service has ended."""
         if self._leader not in (_NO_RANK, self._group.global_rank):
             raise InvalidUsageError(
-                f"rank {self._leader} leads the service: call() is for that rank alone"
+                f"rank {self._leader} leads the service: call() and grow() are for that rank alone"
             )
         if self._queue.is_closed:
             raise _closed()
+
+    async def _submit(self, request: Request) -> Any:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_over or self._leader != _NO_RANK)
+        self._check_open()
         self._queue.add(request)
         return await request.answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -132,6 +133,30 @@ async def test_an_error_on_one_rank_reaches_its_caller_and_no_other(culprit, whe
     assert sorted(made) == [0, 1, 2]  # the ranks stayed: nothing is loaded again
 
 
+class Mute(Exception):
+    """An exception without a text."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+async def test_an_exception_whose_text_cannot_be_made_reaches_the_caller():
+    async def worker():
+        async def forward(requests):
+            if requests == ["bad"] and dist.get_rank() == 1:
+                raise Mute
+            return requests
+
+        return forward
+
+    async def lead(service):
+        return await asyncio.gather(*map(service.call, ["bad", "good"]), return_exceptions=True)
+
+    error, answer = await serve(2, lead, worker)
+    assert (error.rank, error.kind) == (1, "Mute")
+    assert answer == "good"
+
+
 async def test_an_error_on_all_ranks_needs_no_new_group():
     async def worker():
         async def forward(requests):
@@ -165,6 +190,22 @@ async def test_a_result_that_is_an_exception_is_raised_at_its_caller_alone():
     assert isinstance(second, ZeroDivisionError)
 
 
+async def test_a_result_that_no_coroutine_can_raise_becomes_a_runtime_error():
+    async def worker():
+        async def forward(requests):
+            return [StopIteration("empty") if x == 0 else x for x in requests]
+
+        return forward
+
+    async def lead(service):
+        return await asyncio.gather(*map(service.call, [2, 0, 4]), return_exceptions=True)
+
+    first, second, third = await serve(2, lead, worker, max_batch=4)
+    assert (first, third) == (2, 4)
+    assert isinstance(second, RuntimeError)
+    assert isinstance(second.__cause__, StopIteration)
+
+
 async def test_a_request_that_cannot_travel_fails_alone():
     async def lead(service):
         calls = [service.call([1.0]), service.call(object()), service.call([2.0])]
@@ -173,6 +214,76 @@ async def test_a_request_that_cannot_travel_fails_alone():
     first, second, third = await serve(2, lead, max_batch=8)
     assert (first.tolist(), third.tolist()) == ([3.0], [6.0])
     assert isinstance(second, TypeError)
+
+
+class Positive:
+    """A request that checks itself where it is decoded."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def check_positive(value):
+    if value < 0:
+        raise ValueError("it is negative")
+    return Positive(value)
+
+
+async def test_a_request_that_a_worker_cannot_decode_fails_alone():
+    dist.register_type(Positive, lambda positive: positive.value, check_positive)
+
+    async def worker():
+        async def forward(requests):
+            part = np.full(1, float(requests[0].value))
+            await dist.all_reduce(part)
+            return [part[0]]
+
+        return forward
+
+    async def lead(service):
+        calls = [service.call(Positive(value)) for value in (1, -1, 2)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second, third = await serve(3, lead, worker)
+    assert (first, third) == (3.0, 6.0)
+    assert isinstance(second, dist.DistError)
+    assert "it is negative" in str(second)
+
+
+class Fickle:
+    """A request that only the first worker can get."""
+
+    packed = 0
+
+
+def pack_once(fickle):
+    Fickle.packed += 1
+    if Fickle.packed > 1:
+        raise ValueError("it has changed")
+    return 1
+
+
+async def test_a_request_that_only_some_workers_get_does_not_mix_with_the_next_ones():
+    Fickle.packed = 0
+    dist.register_type(Fickle, pack_once, lambda value: value)
+
+    async def worker():
+        async def forward(requests):
+            part = np.ones(1)
+            if not isinstance(requests[0], Fickle):
+                part *= requests[0]
+            await dist.all_reduce(part)
+            return [part[0]]
+
+        return forward
+
+    async def lead(service):
+        return await asyncio.gather(*map(service.call, [Fickle(), 10, 100]), return_exceptions=True)
+
+    refused, *answers = await serve(3, lead, worker)
+    assert isinstance(refused, dist.GroupRevokedError)
+    assert "it has changed" in str(refused)
+    assert answers == [30.0, 300.0]
 
 
 async def test_requests_behind_one_that_ends_the_group_are_served_by_the_next_group():
@@ -383,6 +494,75 @@ async def test_when_the_leader_dies_the_next_rank_leads():
     async with asyncio.timeout(scaled(20)):
         await run_ranks(3, all_but_the_dead)
     assert led == [0, 1]
+
+
+async def call_until_it_fails(service):
+    while True:
+        await service.call([1.0])
+
+
+async def test_grow_right_after_a_loss_waits_for_the_lost_rank():
+    store, called = dist.MemoryStore(), asyncio.Event()
+
+    async def main(rank):
+        async with dist.serving(summing, store=store) as service:
+            if rank == 2:
+                await called.wait()
+                await dist.abort_process_group()
+                raise asyncio.CancelledError
+            if await service.until_leader():
+                await service.call([1.0])
+                called.set()
+                with pytest.raises(dist.GroupEndedError):
+                    await call_until_it_fails(service)
+                with pytest.raises(dist.CollectiveTimeoutError) as caught:
+                    await service.grow([2], timeout=0.05)
+                assert caught.value.waiting_for == (2,)
+
+    async def all_but_the_lost(rank):
+        try:
+            await main(rank)
+        except asyncio.CancelledError:
+            assert rank == 2
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(3, all_but_the_lost)
+
+
+async def test_grow_is_for_the_leader_and_for_ranks_of_the_world():
+    store = dist.MemoryStore()
+
+    async def main(rank):
+        async with dist.serving(summing, store=store) as service:
+            if await service.until_leader():
+                with pytest.raises(dist.InvalidUsageError, match="out of range"):
+                    await service.grow([5])
+                with pytest.raises(TypeError, match="ranks must be a list of ints, not int"):
+                    await service.grow(1)
+                assert (await service.grow([1])).ranks == (0, 1)  # which is there
+                asked.set()
+                await told.wait()
+
+    async def worker(rank):
+        async with dist.serving(summing, store=store) as service:
+            await asked.wait()
+            with pytest.raises(dist.InvalidUsageError, match="rank 0 leads the service"):
+                await service.grow(timeout=20)
+            told.set()
+
+    asked, told = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(scaled(10)):
+        await run_ranks(2, lambda rank: worker(rank) if rank else main(rank))
+
+
+async def test_grow_ends_with_the_service():
+    async def lead(service):
+        return asyncio.create_task(service.grow(timeout=math.inf))
+
+    growing = await serve(2, lead, store=dist.MemoryStore())
+    async with asyncio.timeout(scaled(10)):
+        with pytest.raises(dist.ServiceClosedError):
+            await growing
 
 
 async def test_the_leader_takes_in_a_rank_that_was_not_there_at_the_start(monkeypatch):
