@@ -13,7 +13,7 @@ from aiodist.backends.registry import backend_named, bind, default_backend, serv
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
-from aiodist.groups.argument_checks import check_list, check_ranks
+from aiodist.groups.argument_checks import check_int, check_list, check_ranks
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine
@@ -138,7 +138,10 @@ def new_subgroups(
     """
     world = current_world()
     parent = world.group_here(group)
-    size = _ranks_per_host(world, parent) if group_size is None else group_size
+    if group_size is None:
+        size = _ranks_per_host(world, parent)
+    else:
+        size = check_int(group_size, "group_size")
     if not 0 < size <= parent.size or parent.size % size:
         raise InvalidUsageError(
             f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
@@ -217,10 +220,11 @@ def split_group(
     """
     world = current_world()
     parent = world.group_here(parent_pg)
-    if not split_ranks:
+    lists = [] if split_ranks is None else check_list(split_ranks, "split_ranks")
+    if not lists:
         raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
     parts = []
-    for part in check_list(split_ranks, "split_ranks"):
+    for part in lists:
         numbers = sorted(check_ranks(part, parent.size, "the parent group"))
         parts.append([parent.ranks[number] for number in numbers])
     plans_of = _named(parent, group_desc or "split", parts)
@@ -347,6 +351,7 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
         InvalidUsageError: It is out of range, or this rank is not a member.
     """
     chosen = current_world().member(group)
+    group_rank = check_int(group_rank, "group_rank")
     if not 0 <= group_rank < chosen.size:
         raise InvalidUsageError(
             f"group rank {group_rank} is out of range: {chosen.group_name!r} has {chosen.size} ranks"

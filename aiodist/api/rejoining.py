@@ -31,6 +31,7 @@ from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, PeerLostError, StoreTimeoutError
+from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.succession import Newcomer
 from aiodist.groups.world import World, current_world
@@ -302,8 +303,11 @@ def _launchers_host(environ: Mapping[str, str]) -> str:
 
 
 def _own_rank(rank: int, environ: Mapping[str, str]) -> int:
+    rank = check_int(rank, "rank")
     if rank >= 0:
         return rank
+    if rank < -1:
+        raise InvalidUsageError(f"rank={rank} is impossible: ranks go from 0, and -1 reads RANK")
     known = look_around(environ).rank()
     if known is None:
         raise InvalidUsageError(

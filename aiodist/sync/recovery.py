@@ -15,7 +15,7 @@ from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 from aiodist.sync import torch_group
 from aiodist.sync.adapter import mirrors
-from aiodist.sync.lifecycle import Member
+from aiodist.sync.lifecycle import Member, destroy_process_group
 from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
 
@@ -50,6 +50,7 @@ def rejoin(
     buffer_bytes: int | None = None,
 ) -> ProcessGroup:
     """Take the place of a rank that was lost or never there, instead of ``init_process_group``."""
+    asked = torch_group.wanted(None, os.environ)  # before the members admit this process
     loop_thread = portal()
     member = Member(current_world(), store)
     loop_thread.enter()
@@ -58,7 +59,11 @@ def rejoin(
             rejoining.rejoin, _inner(store), rank, timeout, buffer_bytes=buffer_bytes
         )
         loop_thread.settle(member)
-        torch_group.make(member.world, torch_group.wanted(None, os.environ))
+        try:
+            torch_group.make(member.world, asked)
+        except BaseException:
+            destroy_process_group()
+            raise
     finally:
         loop_thread.leave()
     return group

@@ -58,8 +58,8 @@ def wanted(argument: bool | None, environ: Mapping[str, str]) -> bool | None:
         argument = switch_from(VARIABLE, environ)
     if argument and _torch() is None:
         raise InvalidUsageError(
-            "torch_group=True makes torch's default group, and torch is not imported: import "
-            "torch.distributed before init_process_group"
+            f"torch_group=True or {VARIABLE}=1 asks for torch's default group, and torch is not "
+            "imported: import torch.distributed first"
         )
     return argument
 

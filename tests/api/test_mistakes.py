@@ -33,6 +33,18 @@ async def test_a_receive_in_a_group_of_one_is_refused() -> None:
     await run_ranks(1, main)
 
 
+async def test_an_argument_of_another_type_is_named() -> None:
+    async def main(rank: int) -> None:
+        with pytest.raises(TypeError, match="group_rank must be an int, not str"):
+            dist.get_global_rank(None, "1")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="group_size must be an int, not str"):
+            dist.new_subgroups("1")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="split_ranks must be a list, not ndarray"):
+            dist.split_group(split_ranks=np.array([[0], [1]]))  # type: ignore[arg-type]
+
+    await run_ranks(2, main)
+
+
 def test_a_loop_that_is_none_of_asyncios_is_named() -> None:
     """As trio drives a coroutine."""
     use_world(World())

@@ -161,6 +161,8 @@ async def test_capacity_lets_more_ranks_come_than_at_the_start(
         assert (group.ranks, group.lineage) == ((0, 1), (0, 1, 2, 3, 4))
         with pytest.raises(dist.InvalidUsageError, match="out of range"):
             await dist.grow(store, [5])
+        with pytest.raises(TypeError, match="ranks must be a list of ints, not int"):
+            await dist.grow(store, 0)  # type: ignore[arg-type]
         came = [newcomer(lambda new=new: later(new)) for new in (2, 3)] if rank == 0 else []
         group = await dist.grow(store, [2, 3])
         assert (group.ranks, group.newcomers) == ((0, 1, 2, 3), (2, 3))
@@ -335,6 +337,24 @@ async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: 
     await inproc(3, main)
 
 
+async def test_grow_waits_for_rank_0_of_an_array(inproc: RunRanks, store: dist.Store) -> None:
+    """An array that holds 0 alone is false, and yet names a rank."""
+    over = asyncio.Barrier(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            await die()
+        else:
+            await outcome(dist.barrier())
+            await dist.shrink()
+            with pytest.raises(dist.CollectiveTimeoutError, match="no process came for rank 0"):
+                await dist.grow(store, np.array([0]), timeout=0.05)
+        await over.wait()
+
+    await inproc(3, main)
+
+
 async def test_shrink_and_grow_meet(inproc: RunRanks, store: dist.Store) -> None:
     """Rank 0, which coordinates, sees no change; rank 1 has revoked the group."""
 
@@ -394,6 +414,12 @@ async def test_a_missing_argument_of_rejoin_is_named(
     async def alone() -> None:
         with pytest.raises(dist.InvalidUsageError, match="pass rank="):
             await dist.rejoin(store)
+        with pytest.raises(dist.InvalidUsageError, match="rank=-2 is impossible"):
+            await dist.rejoin(store, -2)
+        with pytest.raises(TypeError, match="rank must be an int, not str"):
+            await dist.rejoin(store, "1")  # type: ignore[arg-type]
+        with pytest.raises(dist.StoreTimeoutError):
+            await dist.rejoin(store, np.int64(1), timeout=0.05)  # type: ignore[arg-type]
         with pytest.raises(dist.InvalidUsageError, match="--max-restarts"):
             await dist.rejoin(rank=1)
         with pytest.raises(dist.NotInitializedError):
@@ -408,6 +434,8 @@ async def test_a_missing_argument_of_rejoin_is_named(
             await dist.rejoin(store, 1)
         with pytest.raises(dist.InvalidUsageError, match="out of range"):
             await dist.grow(store, [5])
+        with pytest.raises(TypeError, match="ranks must be a list of ints, not int"):
+            await dist.grow(store, 0)  # type: ignore[arg-type]
         assert not await dist.register_elastic()
         assert not dist.is_replacement()
         assert dist.get_restart_count() == 0

@@ -302,3 +302,23 @@ except dist.InvalidUsageError as error:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "torch is not imported" in done.stdout
+
+
+def test_a_rank_that_rejoins_is_told_before_the_members_wait_for_it(tmp_path: Path) -> None:
+    """It would be a member, and raise: the others would wait for it."""
+    program = """
+import aiodist.sync as dist
+try:
+    dist.rejoin(dist.HashStore(), rank=1, timeout=0.05)
+except dist.DistError as error:
+    print(type(error).__name__, error)
+print(dist.is_initialized())
+"""
+    command = [sys.executable, "-c", program]
+    environ = os.environ | {"AIODIST_TORCH_GROUP": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    error, initialized = done.stdout.splitlines()
+    assert error.startswith("InvalidUsageError torch_group=True or AIODIST_TORCH_GROUP=1")
+    assert initialized == "False"
