@@ -27,13 +27,13 @@ SECRET_FILE_VARIABLE = "AIODIST_SECRET_FILE"
 def job_secret(environ: Mapping[str, str]) -> bytes:
     """The job's secret, from AIODIST_SECRET or the file that AIODIST_SECRET_FILE names.
 
-    Empty where neither is set. Raises InvalidUsageError for a file that is empty, cannot be read,
-    or can be read by other users.
+    Empty where neither is set. Raises InvalidUsageError for a secret that is no text, and for a file
+    that is empty, cannot be read, or can be read by other users.
     """
     secret = environ.get(SECRET_VARIABLE, "")
     path = environ.get(SECRET_FILE_VARIABLE, "")
     if secret or not path:
-        return secret.encode()
+        return _text(os.fsencode(secret), SECRET_VARIABLE)
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -52,7 +52,21 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
             f"{SECRET_FILE_VARIABLE}={path!r} is empty: write a long random value into it, such as "
             "from: openssl rand -hex 32"
         )
-    return content
+    return _text(content, f"{SECRET_FILE_VARIABLE}={path!r}")
+
+
+def _text(secret: bytes, source: str) -> bytes:
+    """Return ``secret``. Launchers hand it to the ranks in a variable, which holds text alone."""
+    try:
+        is_text = "\0" not in secret.decode()
+    except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
+        raise InvalidUsageError(
+            f"{source} has bytes that are no text: write a secret in UTF-8, such as from: "
+            "openssl rand -hex 32"
+        )
+    return secret
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_the_secret_comes_from_the_variable_or_from_a_private_file(tmp_path: Pat
         job_secret(named)
     with pytest.raises(InvalidUsageError, match="cannot be read: No such file"):
         job_secret({"AIODIST_SECRET_FILE": str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize("secret", [b"\xff\xfe random bytes", b"a\0b"])
+def test_a_secret_that_is_no_text_is_refused(tmp_path: Path, secret: bytes) -> None:
+    file = tmp_path / "secret"
+    file.touch(mode=0o600)
+    file.write_bytes(secret)
+    for environ in ({"AIODIST_SECRET_FILE": str(file)}, {"AIODIST_SECRET": os.fsdecode(secret)}):
+        with pytest.raises(InvalidUsageError, match="no text: write a secret in UTF-8"):
+            job_identity(environ)
 
 
 @pytest.mark.parametrize("missing", [CERT_VARIABLE, KEY_VARIABLE, CA_VARIABLE])

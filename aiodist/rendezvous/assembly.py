@@ -25,14 +25,19 @@ import os
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
 from aiodist.store import PrefixStore, Store
+from aiodist.store.generation import Will
 from aiodist.store.waiting import pauses
 
 _LIST = "roll"
 _CHANGES = "changes"
 
 
-async def assemble(store: Store, rank: int, size: int, deadline: Deadline) -> Store:
+async def assemble(
+    store: Store, rank: int, size: int, deadline: Deadline, will: Will | None = None
+) -> Store:
     """Return the part of ``store`` for exactly the ``size`` processes that are here now.
+
+    ``will`` has no effect: no part counts on a process before that process has agreed to it.
 
     Raises StoreTimeoutError, with the ``ranks`` that did not arrive, and DistStoreError if the
     store fails. After a failure or cancellation it may be called again.

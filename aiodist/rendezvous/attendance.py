@@ -50,7 +50,7 @@ _TELL_SECONDS = 0.1
 
 
 class Attendance:
-    """One rank's part. Call ``begin``, await the other ranks inside ``heeding``, then call ``end``."""
+    """One rank's part. Inside ``heeding`` call ``begin`` and await the others; then call ``end``."""
 
     def __init__(
         self, place: MeetingStore, part: Store, rank: int, size: int, patience: float = 0.0
@@ -67,6 +67,7 @@ class Attendance:
         self._patience = patience
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._loss: DistError | None = None
+        self._tells = True  # whether the others may read what this rank writes
         self._gave_up = False
         self._is_complete = False  # all ranks have met; what is left is to leave the store
         self._interrupt: Callable[[], None] = _nothing
@@ -87,11 +88,11 @@ class Attendance:
     async def begin(self, deadline: Deadline) -> None:
         """Let the others learn of this rank's end from now on, if the store supports it.
 
-        Raises StoreTimeoutError and DistStoreError as the store does.
+        Call it inside ``heeding``. Raises StoreTimeoutError and DistStoreError as the store does.
         """
-        gone = self._lost("died or was cut off inside init_process_group")
-        told = await in_time(self._part.bequeath(_LOST, encode_error(gone)), deadline)
-        if told or self._place.serves:
+        told = await in_time(self._part.bequeath(*will_of(self._rank)), deadline)
+        self._tells = told or self._place.serves
+        if self._tells:
             self._task = asyncio.get_running_loop().create_task(self._await_news())
         await self._begin_watch(deadline)
 
@@ -224,7 +225,7 @@ class Attendance:
 
     async def _give_up(self, error: BaseException) -> None:
         """Tell the others why this rank does not arrive, as far as that is possible."""
-        if self._task is None or (self._place.serves and isinstance(error, StoreTimeoutError)):
+        if not self._tells or (self._place.serves and isinstance(error, StoreTimeoutError)):
             return  # no rank would read it, or `exchange` has told them itself
         self._gave_up = True
         told: DistError
@@ -245,9 +246,18 @@ class Attendance:
         return name_of(self._rank, self._host, self._pid)
 
     def _lost(self, why: str) -> PeerLostError:
-        return PeerLostError(
-            f"{self._name} {why}", rank=self._rank, host=self._host, pid=self._pid, last=LAST
-        )
+        return _lost(self._rank, self._host, self._pid, why)
+
+
+def will_of(rank: int) -> tuple[str, bytes]:
+    """Return the key and the value of the will that this process leaves as ``rank``."""
+    why = "died or was cut off inside init_process_group"
+    return _LOST, encode_error(_lost(rank, socket.gethostname(), os.getpid(), why))
+
+
+def _lost(rank: int, host: str, pid: int, why: str) -> PeerLostError:
+    text = f"{name_of(rank, host, pid)} {why}"
+    return PeerLostError(text, rank=rank, host=host, pid=pid, last=LAST)
 
 
 async def check_alone(place: MeetingStore, part: Store, rank: int) -> None:

@@ -18,7 +18,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.rendezvous.agent import torchs_store
-from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost
+from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost, will_of
 from aiodist.rendezvous.environments import look_around
 from aiodist.rendezvous.meeting_plan import MeetingPlan, plan, plan_with_store
 from aiodist.rendezvous.meeting_stores import MeetingStore, open_place, wrap_store
@@ -258,14 +258,16 @@ async def _meet(
     attendance: Attendance | None = None
     try:
         hosts = choose_hosts(place.route, environ)
-        part = await place.join(place.store, own.rank, own.size, deadline)
+        will = will_of(own.rank)
+        part = await place.join(place.store, own.rank, own.size, deadline, will)
         await check_alone(place, part, own.rank)
         attendance = Attendance(place, part, own.rank, own.size, patience)
         try:
-            await attendance.begin(deadline)
             mine = msgpack.packb((own.size, host_identity()))
             async with attendance.heeding():
+                await attendance.begin(deadline)
                 values = await exchange(part, own.rank, own.size, mine, deadline)
+                place.all_met()
             hosts = await _own_addresses(own, part, hosts, values)
         except BaseException:
             await _end(attendance, place)

@@ -36,12 +36,13 @@ from aiodist.store import (
     join,
 )
 from aiodist.store.addresses import resolve
+from aiodist.store.generation import Will
 
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
 def _keep() -> None:
-    """Do nothing: the store has no sockets."""
+    """Do nothing: the store has no sockets of its own."""
 
 
 _TORCH_METHODS = ("set", "add", "check", "compare_set", "delete_key", "num_keys")
@@ -55,7 +56,8 @@ class MeetingStore:
     this rank keeps the store alive for the others. ``once``: the others lose the store with the
     process that serves it, so meeting there may be tried again. ``private``: strangers cannot read
     what is in it. ``watch``: where ranks can beat meanwhile, see `absence_watch`. ``secret``: the
-    job's, empty if the store was opened without one.
+    job's, empty if the store was opened without one. ``all_met``: releases the port; called when all
+    ranks have arrived.
     """
 
     store: Store
@@ -68,7 +70,8 @@ class MeetingStore:
     private: bool = False
     watch: Opening | None = None
     secret: bytes = b""
-    join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
+    join: Callable[[Store, int, int, Deadline, Will], Awaitable[Store]] = join
+    all_met: Callable[[], None] = _keep
 
 
 async def open_place(
@@ -171,12 +174,14 @@ async def _at_master(
     if shared is not None:
         await shared.make()
         secret = shared.value
-    # Once all ranks are connected the port is free for the next job, which cannot meet this one.
+    # Once all ranks have met the port is free for the next job, which cannot meet this one. Not before:
+    # a rank that was cut off, or was cancelled, comes again.
     server = await TcpStoreServer.start(
         host,
         master.port,
         secret=secret,
         expected_clients=plan.size - 1,
+        stays_open=True,
         certificates=certificates,
         seal=None if shared is None else shared.seal,
     )
@@ -192,6 +197,7 @@ async def _at_master(
         serves=True,
         watch=offered,
         secret=secret,
+        all_met=server.stop_accepting,
     )
 
 

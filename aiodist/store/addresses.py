@@ -89,6 +89,16 @@ def listen(host: str, port: int, addresses: list[Address]) -> list[socket.socket
     raise AssertionError("unreachable: the last attempt returned or raised")
 
 
+def send_at_once(sock: socket.socket) -> None:
+    """Let ``sock`` send a frame although the other side has not acknowledged the one before it.
+
+    Otherwise a request behind one that waits for keys is sent only after the other side's delayed
+    acknowledgement, which takes 40 ms. asyncio does this only for sockets that were made with the
+    number of the protocol.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -98,6 +108,7 @@ def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.setblocking(False)
+        send_at_once(sock)  # the sockets of its connections inherit it
         sock.bind(address)
         sock.listen(_BACKLOG)
     except BaseException:

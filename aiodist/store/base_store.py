@@ -35,6 +35,13 @@ def list_of_keys(keys: Sequence[str]) -> list[str]:
     return found
 
 
+def text_key(key: str) -> str:
+    """Return ``key``. Raises TypeError unless it is a text."""
+    if not isinstance(key, str):
+        raise TypeError(f"a store's key must be a str, not {key!r}")
+    return key
+
+
 def whole_amount(amount: SupportsIndex) -> int:
     """Return what `Store.add` adds, as an int.
 
@@ -50,7 +57,7 @@ def whole_amount(amount: SupportsIndex) -> int:
 
 
 class Store(ABC):
-    """Keys are str, values bytes. Shared by all ranks of a job.
+    """Keys are str, values bytes; others raise TypeError. Shared by all ranks of a job.
 
     Every call is safe to cancel: a cancelled call has either taken effect or not, and the store
     stays usable. Waiting calls raise StoreTimeoutError (naming the missing keys) when the
@@ -85,7 +92,7 @@ class Store(ABC):
             StoreTimeoutError: The time has passed.
             DistStoreError: The store fails.
         """
-        return await self.get_until(key, deadline_of(timeout, self.timeout))
+        return await self.get_until(text_key(key), deadline_of(timeout, self.timeout))
 
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         """Return when all ``keys`` are there.

@@ -13,7 +13,14 @@ from typing import Self, TypeVar
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
-from aiodist.store.base_store import Store, Timeout, deadline_of, list_of_keys, whole_amount
+from aiodist.store.base_store import (
+    Store,
+    Timeout,
+    deadline_of,
+    list_of_keys,
+    text_key,
+    whole_amount,
+)
 from aiodist.store.filelog import FileLog
 from aiodist.store.participants import Participant, check_admission, neighbours
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
@@ -90,8 +97,8 @@ class FileStore(Store):
             raise
 
     async def set(self, key: str, value: bytes) -> None:
-        data = check_value(value)
-        await self._under_lock(lambda: self._log.append("set", key, data), exclusive=True)
+        name, data = text_key(key), check_value(value)
+        await self._under_lock(lambda: self._log.append("set", name, data), exclusive=True)
 
     async def get_until(self, key: str, deadline: Deadline) -> bytes:
         return (await self._values([key], deadline))[0]
@@ -100,22 +107,22 @@ class FileStore(Store):
         await self._values(keys, deadline)
 
     async def add(self, key: str, amount: int) -> int:
-        checked = whole_amount(amount)
+        name, checked = text_key(key), whole_amount(amount)
 
         def change() -> int:
-            total = self._log.table.sum(key, checked)
-            self._log.append("set", key, b"%d" % total)
+            total = self._log.table.sum(name, checked)
+            self._log.append("set", name, b"%d" % total)
             return total
 
         return await self._under_lock(change, exclusive=True)
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        expected, desired = check_value(expected), check_value(desired)
+        name, expected, desired = text_key(key), check_value(expected), check_value(desired)
 
         def change() -> bytes:
-            if self._log.table.matches(key, expected):
-                self._log.append("set", key, desired)
-            value = self._log.table.get(key)
+            if self._log.table.matches(name, expected):
+                self._log.append("set", name, desired)
+            value = self._log.table.get(name)
             return expected if value is None else value
 
         return await self._under_lock(change, exclusive=True)
@@ -125,10 +132,12 @@ class FileStore(Store):
         return not await self._under_lock(lambda: self._log.table.missing(checked))
 
     async def delete_key(self, key: str) -> bool:
+        name = text_key(key)
+
         def change() -> bool:
-            there = self._log.table.get(key) is not None
+            there = self._log.table.get(name) is not None
             if there:
-                self._log.append("delete", key)
+                self._log.append("delete", name)
             return there
 
         return await self._under_lock(change, exclusive=True)
@@ -138,15 +147,16 @@ class FileStore(Store):
 
     async def bequeath(self, key: str, value: bytes) -> bool:
         # Other handles of this host that wait for keys carry the will out: they see this process end.
-        data = check_value(value)
+        name, data = text_key(key), check_value(value)
         await self._under_lock(
-            lambda: self._log.append("will", self._me.token, key, data), exclusive=True
+            lambda: self._log.append("will", self._me.token, name, data), exclusive=True
         )
         return True
 
     async def renounce(self, key: str) -> None:
+        name = text_key(key)
         await self._under_lock(
-            lambda: self._log.append("renounce", self._me.token, key), exclusive=True
+            lambda: self._log.append("renounce", self._me.token, name), exclusive=True
         )
 
     def lock_holders(self) -> list[Participant]:

@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -41,7 +42,7 @@ class FileLog:
         ``present``: participants that joined and did not leave, by token. ``wills``: values to
         write when a participant has ended, by token and key.
         """
-        self.path = path
+        self.path = str(Path(path).absolute())  # the directory may change before `close`
         self.table = KeyTable()
         self.present: dict[str, Participant] = {}
         self.wills: dict[str, dict[str, bytes]] = {}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
-from aiodist.store.base_store import Store, list_of_keys, whole_amount
+from aiodist.store.base_store import Store, list_of_keys, text_key, whole_amount
 from aiodist.store.table import KeyTable
 from aiodist.store.waiting import check_value, limit, timed_out
 
@@ -27,7 +27,7 @@ class MemoryStore(Store):
         self._table = KeyTable() if table is None else table
 
     async def set(self, key: str, value: bytes) -> None:
-        self._table.set(key, check_value(value))
+        self._table.set(text_key(key), check_value(value))
 
     async def get_until(self, key: str, deadline: Deadline) -> bytes:
         return (await self._values([key], deadline))[0]
@@ -57,16 +57,17 @@ class MemoryStore(Store):
             ready.cancel()
 
     async def add(self, key: str, amount: int) -> int:
-        return self._table.add(key, whole_amount(amount))
+        return self._table.add(text_key(key), whole_amount(amount))
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return self._table.compare_set(key, check_value(expected), check_value(desired))
+        given = check_value(expected), check_value(desired)
+        return self._table.compare_set(text_key(key), *given)
 
     async def check(self, keys: Sequence[str]) -> bool:
         return not self._table.missing(list_of_keys(keys))
 
     async def delete_key(self, key: str) -> bool:
-        return self._table.delete(key)
+        return self._table.delete(text_key(key))
 
     async def num_keys(self) -> int:
         return len(self._table)

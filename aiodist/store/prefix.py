@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
-from aiodist.store.base_store import Store, list_of_keys
+from aiodist.store.base_store import Store, list_of_keys, text_key
 from aiodist.store.waiting import timed_out
 
 
@@ -30,7 +30,7 @@ class PrefixStore(Store):
         self.timeout = store.timeout
 
     def _key(self, key: str) -> str:
-        return f"{self.prefix}/{key}"
+        return f"{self.prefix}/{text_key(key)}"
 
     async def set(self, key: str, value: bytes) -> None:
         await self.store.set(self._key(key), value)

@@ -11,7 +11,14 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
-from aiodist.store.base_store import Store, Timeout, deadline_of, list_of_keys, whole_amount
+from aiodist.store.base_store import (
+    Store,
+    Timeout,
+    deadline_of,
+    list_of_keys,
+    text_key,
+    whole_amount,
+)
 from aiodist.store.tcp_connect import Stream, connect
 from aiodist.store.tcp_greeting import Learn
 from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message
@@ -95,7 +102,7 @@ class TcpStore(Store):
         return cls.__new__(cls)._begin(show(host, port), stream, seconds, max_frame)
 
     async def set(self, key: str, value: bytes) -> None:
-        await self._call("set", key, check_value(value))
+        await self._call("set", text_key(key), check_value(value))
 
     async def get_until(self, key: str, deadline: Deadline) -> bytes:
         value: bytes = await self._wait("get", [key], deadline)
@@ -105,12 +112,12 @@ class TcpStore(Store):
         await self._wait("wait", list(keys), deadline)
 
     async def add(self, key: str, amount: int) -> int:
-        total: int = await self._call("add", key, whole_amount(amount))
+        total: int = await self._call("add", text_key(key), whole_amount(amount))
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         value: bytes = await self._call(
-            "compare_set", key, check_value(expected), check_value(desired)
+            "compare_set", text_key(key), check_value(expected), check_value(desired)
         )
         return value
 
@@ -118,7 +125,7 @@ class TcpStore(Store):
         return not await self._call("missing", list_of_keys(keys))
 
     async def delete_key(self, key: str) -> bool:
-        deleted: bool = await self._call("delete", key)
+        deleted: bool = await self._call("delete", text_key(key))
         return deleted
 
     async def num_keys(self) -> int:
@@ -126,12 +133,12 @@ class TcpStore(Store):
         return count
 
     async def bequeath(self, key: str, value: bytes) -> bool:
-        host, pid = await self._call("bequeath", key, check_value(value))
+        host, pid = await self._call("bequeath", text_key(key), check_value(value))
         self._keeper = (host, pid)
         return True
 
     async def renounce(self, key: str) -> None:
-        await self._call("renounce", key)
+        await self._call("renounce", text_key(key))
 
     @property
     def bereft(self) -> tuple[str, int] | None:
@@ -231,6 +238,10 @@ class TcpStore(Store):
                     future.set_result((ok, value))
         except (asyncio.IncompleteReadError, OSError, DistStoreError, ValueError) as error:
             self._cause = error
+        except asyncio.CancelledError:
+            # By `close`, or by the end of the loop: no answer is read any more.
+            self._closed = True
+            raise
         finally:
             self._drop()
 

@@ -10,7 +10,7 @@ import ssl
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
-from aiodist.store.addresses import Address, resolve, show
+from aiodist.store.addresses import Address, resolve, send_at_once, show
 from aiodist.store.tcp_greeting import (
     MAGIC,
     Learn,
@@ -160,6 +160,7 @@ async def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socke
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
+        send_at_once(sock)
         _keep_alive(sock)
         await asyncio.get_running_loop().sock_connect(sock, address)
         if sock.getsockname() == sock.getpeername():

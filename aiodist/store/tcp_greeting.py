@@ -158,6 +158,7 @@ def describe_stranger(first: bytes) -> str:
     """Return text for a side that sends ``first`` instead of this version's greeting."""
     if first.startswith(MAGIC):
         theirs = first[len(MAGIC) :].strip().decode("ascii", "replace")
+        theirs = theirs if theirs.isprintable() else ascii(theirs)  # logs quote it
         return (
             f"it speaks version {theirs} of the store's protocol and this side version {VERSION}; "
             "install the same aiodist on all hosts"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any, Self
 
 from aiodist.credentials import Certificates
@@ -45,6 +46,7 @@ class TcpStoreServer:
         port: int,
         secret: bytes,
         expected_clients: int | None,
+        stays_open: bool,
         max_frame: int,
         seal: Seal | None,
     ) -> Self:
@@ -53,7 +55,9 @@ class TcpStoreServer:
         self.port = port
         self._secret = secret
         self._seal = seal
-        self._expected = expected_clients
+        self._enough_clients = (
+            math.inf if expected_clients is None or stays_open else expected_clients
+        )
         self._max_frame = max_frame
         self.table = KeyTable()
         """The keys that are served, and the waits of the clients for others."""
@@ -74,6 +78,7 @@ class TcpStoreServer:
         *,
         secret: bytes = b"",
         expected_clients: int | None = None,
+        stays_open: bool = False,
         max_frame: int = MAX_FRAME,
         certificates: Certificates | None = None,
         seal: Seal | None = None,
@@ -88,6 +93,8 @@ class TcpStoreServer:
             expected_clients: The server stops accepting once that many are connected at the same
                 time. So the port is free for the next job's server, and no client of the next job
                 meets this one.
+            stays_open: Go on accepting all the same, until `stop_accepting`: a client may go and
+                come again.
             max_frame: Bytes of the longest message.
             certificates: Clients must connect by TLS, with a certificate of the same authority.
             seal: The secret as a credential, for clients that ask for it; None tells them
@@ -108,7 +115,9 @@ class TcpStoreServer:
         addresses = await resolve(host, port, Deadline.never(), to_listen=True)
         sockets = listen(host, port, addresses)
         port = sockets[0].getsockname()[1]
-        server = cls.__new__(cls)._begin(host, port, secret, expected_clients, max_frame, seal)
+        server = cls.__new__(cls)._begin(
+            host, port, secret, expected_clients, stays_open, max_frame, seal
+        )
         try:
             for sock in sockets:
                 server._listeners.append(
@@ -249,7 +258,7 @@ class TcpStoreServer:
         return False
 
     def _enough(self) -> None:
-        if self._expected is not None and len(self._clients) >= self._expected:
+        if len(self._clients) >= self._enough_clients:
             self.stop_accepting()
 
 

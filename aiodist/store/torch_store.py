@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
-from aiodist.store.base_store import Store, list_of_keys, whole_amount
+from aiodist.store.base_store import Store, list_of_keys, text_key, whole_amount
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
 
 T = TypeVar("T")
@@ -42,13 +42,13 @@ class TorchStore(Store):
         self._nothing = os.urandom(16).hex()
 
     async def set(self, key: str, value: bytes) -> None:
-        given = check_value(value)
+        name, given = text_key(key), check_value(value)
 
         def set_now() -> None:
-            self.store.set(key, given)
+            self.store.set(name, given)
             # torch's TCPStore sends a value without waiting for the server. Until the server has
             # answered the next call, other ranks may still read the former value.
-            self.store.check([key])
+            self.store.check([name])
 
         await self._call(set_now)
 
@@ -71,12 +71,12 @@ class TorchStore(Store):
             await self._pause(pause, keys, deadline)
 
     async def add(self, key: str, amount: int) -> int:
-        total: int = await self._call(self.store.add, key, whole_amount(amount))
+        total: int = await self._call(self.store.add, text_key(key), whole_amount(amount))
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         value: bytes = await self._call(
-            self.store.compare_set, key, check_value(expected), check_value(desired)
+            self.store.compare_set, text_key(key), check_value(expected), check_value(desired)
         )
         return value
 
@@ -85,8 +85,10 @@ class TorchStore(Store):
         return there
 
     async def delete_key(self, key: str) -> bool:
+        name = text_key(key)
+
         def delete() -> bool:
-            return bool(self.store.check([key]) and self.store.delete_key(key))
+            return bool(self.store.check([name]) and self.store.delete_key(name))
 
         return await self._call(delete)
 

@@ -6,6 +6,7 @@ names the missing keys. A store closes by ``close()``, or with its last referenc
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 _JOINED = "aiodist/joined"
 _COMPLETE = "aiodist/complete"
+
+_CLOSED = "this store was closed; make a new one"
+_INHERITED = "this store belongs to the process that this one was forked from; make a new one here"
 
 
 class Store:
@@ -149,7 +153,10 @@ class Store:
         return self._timeout
 
     def close(self) -> None:
-        """Give up this handle's connection, server or file. Idempotent."""
+        """Give up this handle's connection, server or file. Idempotent.
+
+        Threads that wait in a call of it raise DistStoreError.
+        """
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         return self._portal.run(function, *args)
@@ -172,7 +179,10 @@ class _Opened(Store):
         self._forgotten.atexit = False  # the portal's end takes care of it
 
     def close(self) -> None:
-        """Give up this handle's connection, server or file. Idempotent."""
+        """Give up this handle's connection, server or file. Idempotent.
+
+        Threads that wait in a call of it raise DistStoreError.
+        """
         if self._forgotten.detach() is not None:
             try:
                 self._portal.run(self._resident.leave)
@@ -181,8 +191,9 @@ class _Opened(Store):
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         if not self._forgotten.alive:
-            raise DistStoreError("this store was closed; make a new one")
-        return self._portal.run(function, *args)
+            raise DistStoreError(_CLOSED)
+        result: T = self._portal.run(self._resident.call, function, *args)
+        return result
 
 
 class _Resident:
@@ -191,17 +202,43 @@ class _Resident:
     def __init__(self, store: AsyncStore, server: TcpStoreServer | None = None) -> None:
         self.store = store
         self.server = server
+        self._why_closed = ""
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    async def call(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Return what ``await function(*args)`` does, a call of the store.
+
+        Raises DistStoreError if the store is closed, before or meanwhile: a store in this process's
+        own memory has no connection whose end would tell those that wait.
+        """
+        if self._why_closed:
+            raise DistStoreError(self._why_closed)
+        task = asyncio.current_task()
+        assert task is not None  # it is a coroutine
+        self._calls.add(task)
+        try:
+            return await function(*args)
+        except asyncio.CancelledError:
+            if self._why_closed:
+                raise DistStoreError(self._why_closed) from None
+            raise
+        finally:
+            self._calls.discard(task)
 
     @property
     def longest_pause(self) -> float:
         return LONGEST_LINGER if self.server is None else LINGER
 
     async def leave(self) -> None:
+        self._why_closed = _CLOSED
+        for task in self._calls:
+            task.cancel()
         await self.store.close()
         if self.server is not None:
             await self.server.close()
 
     def close_in_child(self) -> None:
+        self._why_closed = _INHERITED
         self.store.close_in_child()
         if self.server is not None:
             self.server.close_in_child()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
@@ -41,6 +42,7 @@ async def check_store(make: MakeStore) -> None:
         await check_values(one, two)
         await check_compare_set(one, two)
         await check_keys(one, two)
+        await check_wrong_keys(one)
         await check_waits(one, two)
         await check_timeouts(one)
         await check_cancelled_wait(one, two)
@@ -118,6 +120,33 @@ async def check_keys(one: Store, two: Store) -> None:
     await one.set("check/keys/a", b"again")
     got = await two.get("check/keys/a", _soon())
     assert got == b"again", f"a key set again after its deletion gave {got!r}"
+
+
+async def check_wrong_keys(store: Store) -> None:
+    """A key that is no text raises TypeError, and the store stays usable."""
+    before = await store.num_keys()
+    for key in (5, b"check/wrong", None):
+        wrong: Any = key
+        calls: list[tuple[Callable[..., Awaitable[object]], tuple[object, ...]]] = [
+            (store.set, (wrong, b"")),
+            (store.get, (wrong, Deadline(_SHORT))),
+            (store.wait, ([wrong], Deadline(_SHORT))),
+            (store.add, (wrong, 1)),
+            (store.compare_set, (wrong, b"", b"")),
+            (store.check, ([wrong],)),
+            (store.delete_key, (wrong,)),
+        ]
+        for function, arguments in calls:
+            text = f"{function.__name__}() of key {key!r} must raise TypeError"
+            try:
+                await function(*arguments)
+            except TypeError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{text}, raised {error!r}") from error
+            raise AssertionError(f"{text}, and raised nothing")
+    count = await store.num_keys()
+    assert count == before, f"num_keys() went from {before} to {count} by calls that failed"
 
 
 async def check_waits(one: Store, two: Store) -> None:

@@ -254,6 +254,8 @@ class _Guest:
 
     def dismiss(self) -> None:
         self._task.cancel()
+        # A task that is cancelled before its first step never runs its own close.
+        self._task.add_done_callback(lambda _: self.secured.close())
 
 
 def _reason(error: OSError) -> str:

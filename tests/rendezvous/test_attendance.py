@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError, StoreTimeoutError
 from aiodist.rendezvous import Rendezvous, meeting, rendezvous
-from aiodist.store import Store
+from aiodist.store import Store, exchange
 
 ROOT = Path(__file__).parents[2]
 PROMISED = 1.0
@@ -178,6 +179,44 @@ async def test_a_rank_that_is_cancelled_tells_the_others(
         await waiting.ranks[quitter]
     found = await asyncio.gather(*(meet(url, rank, 3) for rank in range(3)))  # anew, and it works
     await asyncio.gather(*(rank.close() for rank in found))
+
+
+@pytest.mark.parametrize("medium", ["tcp", "file"])
+async def test_a_rank_that_is_cancelled_at_any_moment_can_come_again(
+    medium: str, port: int, tmp_path: Path
+) -> None:
+    """Wherever it was, the other rank hears of it or is met by the next attempt: no rank waits long."""
+
+    async def arrive(url: str, rank: int) -> None:
+        found = await meet(url, rank, 2)
+        try:
+            async with found.heeding():
+                await exchange(found.store, rank, 2, b"", Deadline(20), name="second")
+                await found.settle(Deadline(20))
+        finally:
+            await found.close()
+
+    async def insist(url: str, rank: int) -> None:
+        while True:
+            with contextlib.suppress(PeerLostError):
+                return await arrive(url, rank)
+
+    loop = asyncio.get_running_loop()
+    for turns in range(60):
+        place = tmp_path / str(turns)
+        place.mkdir()
+        url = address(medium, port, place)
+        other = loop.create_task(insist(url, 0))
+        cancelled = loop.create_task(arrive(url, 1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        again = loop.create_task(insist(url, 1))
+        async with asyncio.timeout(15):
+            await other
+        again.cancel()  # the first one may have been cancelled when rank 0 had all it needed
+        await asyncio.wait([again])
 
 
 @pytest.mark.parametrize("medium", ["tcp", "file"])

@@ -314,3 +314,11 @@ async def test_a_forked_childs_close_is_no_goodbye(path):
             await store.set("k", b"v")
         await other.num_keys()
         assert store._me.token in other._log.present
+
+
+async def test_a_relative_path_is_that_of_the_directory_where_it_was_opened(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    async with await FileStore.open(path.name):
+        assert path.exists()
+        monkeypatch.chdir("/")
+    assert not path.exists(), "the last handle removes the file"

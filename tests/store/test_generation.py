@@ -37,3 +37,60 @@ async def test_store_that_does_not_answer_in_time():
 
     with pytest.raises(StoreTimeoutError, match=r"store did not answer within 0\.01 s"):
         await join(Mute(), 0, 2, Deadline(0.01))
+
+
+class KeepsWills(MemoryStore):
+    """A store that keeps wills, and whose counter can be stopped behind the counting."""
+
+    def __init__(self):
+        super().__init__()
+        self.wills = {}
+        self.counted = asyncio.Event()
+        self.stops = False
+
+    async def bequeath(self, key, value):
+        self.wills[key] = value
+        return True
+
+    async def renounce(self, key):
+        self.wills.pop(key, None)
+
+    async def add(self, key, amount):
+        if amount and self.stops:
+            assert self.wills, "a process that dies from here on must have left its will"
+            await super().add(key, amount)
+            self.counted.set()
+            await asyncio.get_running_loop().create_future()
+        return await super().add(key, amount)
+
+
+async def test_a_rank_leaves_its_will_before_it_counts():
+    store = KeepsWills()
+    part = await join(store, 0, 2, Deadline(5), ("lost", b"gone"))
+    assert store.wills == {"gen1/lost": b"gone"}
+    assert part.prefix == "gen1"
+
+
+async def test_a_rank_that_is_cancelled_once_it_has_counted_tells_the_others():
+    store = KeepsWills()
+    store.stops = True
+    joining = asyncio.ensure_future(join(store, 1, 2, Deadline(5), ("lost", b"gone")))
+    await store.counted.wait()
+    joining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    assert await store.get("gen1/lost", Deadline(5)) == b"gone"
+    assert not store.wills
+
+
+async def test_a_will_follows_when_another_process_counts_as_the_same_rank():
+    class Busy(KeepsWills):
+        async def bequeath(self, key, value):
+            if not self.wills:
+                await super().add("init/0", 1)
+            return await super().bequeath(key, value)
+
+    store = Busy()
+    part = await join(store, 0, 2, Deadline(5), ("lost", b"gone"))
+    assert part.prefix == "gen2"
+    assert "gen1/lost" not in store.wills

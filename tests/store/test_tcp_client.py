@@ -136,6 +136,7 @@ async def test_client_of_another_version_is_told(server, caplog):
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no aiodist store: it is an HTTP server"),
         (b"SSH-2.0-OpenSSH_9\r\n", "no aiodist store: it said b'SSH-2.0"),
         (b"AIODIST-STORE 7\n", "version 7 .* this side version 1"),
+        (b"AIODIST-STORE 7\x1b[2J\rx\n", r"version '7\\x1b\[2J\\rx' of"),
         (b"", "no aiodist store: it closed the connection without a word"),
     ],
 )
@@ -376,6 +377,18 @@ async def test_port_is_free_once_the_expected_clients_are_connected():
         await two.close()
 
 
+async def test_a_server_that_stays_open_lets_a_client_come_again():
+    async with await TcpStoreServer.start(
+        "127.0.0.1", expected_clients=1, stays_open=True
+    ) as server:
+        for _ in range(2):
+            async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+                await store.set("k", b"v")
+        server.stop_accepting()
+        async with await TcpStoreServer.start("127.0.0.1", server.port):
+            pass
+
+
 async def test_two_jobs_in_a_row_on_one_port():
     with socket.socket() as placeholder:
         placeholder.bind(("127.0.0.1", 0))
@@ -481,3 +494,25 @@ async def test_a_server_that_dies_leaves_its_clients_bereft(server):
             await client.get("k", soon())
         assert client.bereft == (socket.gethostname(), os.getpid())
     assert client.bereft is None  # closed on this side
+
+
+async def test_frames_are_sent_at_once(server):
+    """Else a request behind one that waits is sent 40 ms later: the other side acknowledges late."""
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+        await store.num_keys()
+        for writer in (store._writer, *server._tasks.values()):
+            sock = writer.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_a_store_whose_reader_was_cancelled_raises_at_once(server):
+    """The end of a loop cancels all tasks at once: those that tidy up must not wait for an answer."""
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+        waiting = asyncio.ensure_future(store.get("absent", soon()))
+        await store.num_keys()
+        store._task.cancel()
+        with pytest.raises(DistStoreError, match="closed on this side"):
+            await waiting
+        async with asyncio.timeout(20):
+            with pytest.raises(DistStoreError, match="closed on this side"):
+                await store.set("key", b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,6 +14,7 @@ import pytest
 
 import aiodist.sync as dist
 from aiodist.sync.loop_handoff import LINGER, LONGEST_LINGER
+from tests.limits import scaled
 
 Make = Callable[[], dist.Store]
 
@@ -149,3 +151,45 @@ def test_keys_and_amounts_of_a_wrong_type_are_refused(store: dist.Store) -> None
         store.wait("zz")
     with pytest.raises(TypeError, match="a counter's amount must be an int"):
         store.add("k", 1.5)  # type: ignore[arg-type]
+
+
+def test_closing_frees_threads_that_wait_in_the_store(store: dist.Store) -> None:
+    owner = store.underlying_store if isinstance(store, dist.PrefixStore) else store
+    keeper = dist.HashStore()  # the loop ends in this thread, which restores the handler of Ctrl-C
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            store.get("never")
+        except dist.DistStoreError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    store.set("ready", b"")  # behind the wait, most likely
+    owner.close()
+    waiting.join(scaled(10))
+    assert not waiting.is_alive()
+    keeper.close()
+    (error,) = errors
+    assert "this store was closed" in str(error)
+
+
+def test_a_forked_child_cannot_use_its_parents_store(store: dist.Store) -> None:
+    store.set("key", b"of the parent")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.set("key", b"of the child")
+            os.write(writer, b"it was set")
+        except dist.DistStoreError as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(pid, 0)
+    assert text.startswith("DistStoreError: this store belongs to the process that this one was")
+    assert store.get("key") == b"of the parent"

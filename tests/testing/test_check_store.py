@@ -52,6 +52,11 @@ class CountsInBinary(MemoryStore):
         return total
 
 
+class TakesAnyKey(MemoryStore):
+    async def add(self, key, amount):
+        return await super().add(str(key), amount)
+
+
 class CannotCloseTwice(MemoryStore):
     closed = False
 
@@ -69,6 +74,7 @@ class CannotCloseTwice(MemoryStore):
         (DeletesNothing, "must be False"),
         (NamesNoKeys, r"wait\(\) blames \(\)"),
         (WaitsForOneKey, "with two of them there"),
+        (TakesAnyKey, r"add\(\) of key 5 must raise TypeError, and raised nothing"),
         (CannotCloseTwice, "closed twice"),
     ],
 )

@@ -105,6 +105,21 @@ async def test_too_many_that_say_nothing_lose_their_places(
         await listener.close()
 
 
+async def test_a_listener_that_closes_at_once_closes_what_it_has_just_accepted() -> None:
+    listener = await TlsTransport("127.0.0.1", tls_files()).listen(_refuse)
+    host, port = listener.address.removeprefix("tls://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        listener._on_readable()
+        await listener.close()
+        client.setblocking(False)
+        async with asyncio.timeout(5):
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
+def _refuse(connection: Connection) -> None:
+    raise AssertionError("no connection is proven here")
+
+
 async def test_nothing_older_than_tls_1_3_is_spoken() -> None:
     listener = await TlsTransport("127.0.0.1", tls_files()).listen(lambda connection: None)
     context = tls_files().client_context()
