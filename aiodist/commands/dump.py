@@ -23,7 +23,9 @@ def parser() -> Parser:
         ),
     )
     made.add_argument("folder", metavar="DIR", help="what AIODIST_DUMP_DIR was")
-    made.add_argument("--job", help="of this job, or one that begins so (default: the latest)")
+    made.add_argument(
+        "--job", help="AIODIST_RUN_ID, or how the job's name begins (default: the latest)"
+    )
     return made
 
 

@@ -42,7 +42,13 @@ def _run_traced(spec: JobSpec, path: Path) -> int:
         environment = {**spec.environment, TRACE_VARIABLE: folder}
         code = run_job(replace(spec, environment=environment))
         try:
-            sys.stderr.write(write_trace(read_parts(folder), path))
+            told = write_trace(
+                read_parts(folder),
+                path,
+                f"the ranks met more than once; set {TRACE_VARIABLE}=DIR in place of --trace, and "
+                "choose by aiodist trace DIR --job",
+            )
+            sys.stderr.write(told)
         except InvalidUsageError:
             sys.stderr.write(
                 "aiodist: no rank has left a trace: none was in a group for a second\n"

@@ -16,6 +16,9 @@ from aiodist.observe.timeline import timeline
 from aiodist.observe.trace import chrome_trace
 from aiodist.observe.traffic_map import traffic_map
 
+_MOST_NAMES = 4
+"""Other jobs of a folder that are named; more are counted."""
+
 
 def parser() -> Parser:
     """Return a new parser of the command's options."""
@@ -42,7 +45,9 @@ def parser() -> Parser:
     made.add_argument(
         "--map", metavar="FILE", help="also draw which ranks exchange data with which, as SVG"
     )
-    made.add_argument("--job", help="of this job, or one that begins so (default: the latest)")
+    made.add_argument(
+        "--job", help="AIODIST_RUN_ID, or how the job's name begins (default: the latest)"
+    )
     return made
 
 
@@ -57,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if args.map:
         check_output("--map", Path(args.map))
     dump = read_parts(args.folder, args.job)
-    sys.stderr.write(write_trace(dump, path))
+    sys.stderr.write(write_trace(dump, path, "--job takes one of them"))
     if args.map:
         Path(args.map).write_text(traffic_map(dump.parts), encoding="utf-8")
         sys.stderr.write(f"aiodist: the map of the ranks is in {args.map}\n")
@@ -72,9 +77,11 @@ def check_kind(path: Path) -> None:
         )
 
 
-def write_trace(dump: Dump, path: Path) -> str:
+def write_trace(dump: Dump, path: Path, advice: str) -> str:
     """Write the trace of ``dump``, as a picture if ``path`` ends in .svg; return what there is to say
     about it, in lines. Raises OSError.
+
+    ``advice``: how to get at the other jobs in the folder. Ranks that meet anew make one.
     """
     trace = chrome_trace(dump.parts)
     is_picture = path.suffix == ".svg"
@@ -94,4 +101,13 @@ def write_trace(dump: Dump, path: Path) -> str:
         if part.reason == SO_FAR
     }
     missing = "".join(f"aiodist: rank {rank}: {why}\n" for rank, why in (cut | dump.silent).items())
-    return f"{told}\n{missing}"
+    others = ""
+    if dump.others:
+        names = [*dump.others[:_MOST_NAMES]]
+        if len(dump.others) > _MOST_NAMES:
+            names.append(f"{len(dump.others) - _MOST_NAMES} more")
+        others = (
+            f"aiodist: that is job {dump.job}; operations of {', '.join(names)} are left out: "
+            f"{advice}\n"
+        )
+    return f"{told}\n{missing}{others}"

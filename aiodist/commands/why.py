@@ -44,8 +44,8 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """``aiodist why [JOB]``; returns the exit code."""
     args = parser().read(argv)
-    if not args.timeout > 0:
-        raise InvalidUsageError(f"--timeout must be a positive number, not {args.timeout}")
+    if not 0 < args.timeout <= 3600:
+        raise InvalidUsageError(f"--timeout must be above 0 and at most 3600, not {args.timeout:g}")
     jobs = jobs_here()
     if args.jobs:
         sys.stdout.writelines(f"{job}\n" for job in sorted(jobs))

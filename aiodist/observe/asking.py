@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.observe.query_protocol import all_at_once, ask_here, is_trusted
+from aiodist.observe.job_names import jobs_called
+from aiodist.observe.query_protocol import ask_all, ask_here
 from aiodist.observe.rank_report import Identity, RankReport, decode_report
 from aiodist.observe.server import PREFIX
 
@@ -45,7 +46,8 @@ class Answers(Generic[T]):
 def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
     """Return the jobs that have ranks on this host, in this network namespace, from /proc/net/unix.
 
-    Jobs of other users are left out. Raises InvalidUsageError if there is no such table.
+    Jobs of other users are left out, unless this user is root. Raises InvalidUsageError if there is
+    no such table.
     """
     if table is None:
         if not _TABLE.exists():
@@ -54,20 +56,18 @@ def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
     found: dict[str, dict[int, Place]] = {}
     for line in table.splitlines():
         match = _NAME.search(line)
-        if match and (is_trusted(int(match[2])) or os.geteuid() == 0):
+        if match and os.geteuid() in (0, int(match[2])):
             place = Place(match[1], int(match[4]), int(match[5]))
             found.setdefault(match[3], {})[place.rank] = place
     return {job: [places[rank] for rank in sorted(places)] for job, places in found.items()}
 
 
 def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
-    """Return the only job, or the one whose name is, or begins with, ``wanted``.
+    """Return the only job, or the one that ``wanted`` means; see `jobs_called`.
 
     Raises InvalidUsageError, which lists the jobs.
     """
-    fitting = sorted(job for job in jobs if wanted is None or job.startswith(wanted))
-    if wanted is not None and wanted in jobs:
-        return wanted
+    fitting = jobs_called(wanted, jobs)
     if len(fitting) == 1:
         return fitting[0]
     if not jobs:
@@ -117,8 +117,8 @@ def ask_ranks(
     """
     end = monotonic() + seconds
     half = seconds / 2
-    answers = all_at_once(
-        {place.rank: partial(ask_here, place.name, question, half) for place in places}
+    answers = ask_all(
+        {place.rank: partial(ask_here, place.name, question) for place in places}, half
     )
     parts: dict[int, T] = {}
     silent: dict[int, str] = {}
@@ -128,10 +128,9 @@ def ask_ranks(
             parts[place.rank] = decode(answer)
         else:
             silent[place.rank] = _why_silent(place.pid, answer, half)
-    helper = next((place for place in places if place.rank in parts), None)
+    helper, all_ranks = _all_ranks([place for place in places if place.rank in parts], end)
     if helper is None:
         return Answers(job, parts, silent)
-    all_ranks = _all_ranks(helper, max(0.1, end - monotonic()))
     away = [each for each in all_ranks if each.rank not in parts and each.rank not in silent]
     if away:
         told_away = _ask_away(helper, away, question, max(0.1, end - monotonic()))
@@ -143,9 +142,20 @@ def ask_ranks(
     return Answers(job, parts, silent)
 
 
-def _all_ranks(helper: Place, seconds: float) -> list[Identity]:
-    answer = ask_here(helper.name, {"ask": "ranks"}, seconds)
-    return [Identity(**each) for each in json.loads(answer)]
+def _all_ranks(places: Sequence[Place], end: float) -> tuple[Place | None, list[Identity]]:
+    """Return a rank of ``places`` that answers, and all ranks of the job; None if all have ended.
+
+    ``end``: by when, on the clock of `monotonic`.
+    """
+    for place in places:
+        try:
+            answer = ask_here(place.name, {"ask": "ranks"}, max(0.1, end - monotonic()))
+        except (OSError, EOFError, DistError):
+            if monotonic() > end:
+                break
+            continue  # it has ended since its first answer
+        return place, [Identity(**each) for each in json.loads(answer)]
+    return None, []
 
 
 def _ask_away(

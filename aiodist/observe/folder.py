@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.observe.job_names import jobs_called
 from aiodist.observe.rank_report import RankReport, decode_report
 
 _NAME = "aiodist-{job}-rank{rank}.json"
@@ -18,14 +19,18 @@ _PATTERN = re.compile(r"aiodist-(.+)-rank(\d+)\.json")
 def write_part(directory: str | os.PathLike[str], part: RankReport) -> Path:
     """Write ``part`` over this rank's earlier report in ``directory``, which is made if needed.
 
-    Readers see the old report or the new one. Raises OSError.
+    Readers see the old report or the new one. Raises OSError, and then leaves nothing of the new one.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _NAME.format(job=part.identity.job, rank=part.rank)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(part.encode())
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(part.encode())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -50,9 +55,10 @@ class Dump:
 
 
 def read_parts(directory: str | os.PathLike[str], job: str | None = None) -> Dump:
-    """Return the reports of ``job`` (its name, or how it begins), or of the job that wrote last.
+    """Return the reports of the job that wrote last, among those that ``job`` means if it is given.
 
-    Raises InvalidUsageError for a folder without any, and ProtocolError for a malformed file.
+    See `jobs_called`. Raises InvalidUsageError for a folder without any, and ProtocolError for a
+    malformed file.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -78,7 +84,7 @@ def _choose(jobs: dict[str, list[Path]], job: str | None, folder: Path) -> str:
             f"folder {str(folder)!r} has no part of a dump (aiodist-JOB-rankN.json): set "
             "AIODIST_DUMP_DIR or AIODIST_TRACE_DIR for the job that is to write there"
         )
-    fitting = [name for name in jobs if job is None or name.startswith(job)]
+    fitting = jobs_called(job, jobs)
     if not fitting:
         raise InvalidUsageError(f"no part here is of job {job!r}, but of {', '.join(sorted(jobs))}")
     return max(fitting, key=lambda name: _latest(jobs[name]))

@@ -54,8 +54,14 @@ class _Entry(NamedTuple):
 
 
 def loads(before: Mapping[int, Usage], now: Mapping[int, Usage]) -> dict[int, RankLoad]:
-    """Return the load of each rank that has answered twice."""
-    ranks = [rank for rank in now if rank in before and now[rank].clock > before[rank].clock]
+    """Return the load of each rank that has answered twice, by the same process."""
+    ranks = [
+        rank
+        for rank in now
+        if rank in before
+        and now[rank].identity == before[rank].identity  # else its counts began anew
+        and now[rank].clock > before[rank].clock
+    ]
     entries = {rank: _entries(before[rank], now[rank]) for rank in ranks}
     windows = {rank: _window(before[rank], now[rank], entries[rank]) for rank in ranks}
     waits = _waits(entries, now)
@@ -137,14 +143,20 @@ def _waits(
                 together.setdefault((entry.span.group, entry.span.sequence), []).append(entry)
             elif entry.span.peer >= 0:
                 waits[rank].append((Interval(entry.start, entry.end), (entry.span.peer,)))
+    told_at = {rank: Alignment(each.samples, None).common(each.clock) for rank, each in now.items()}
     for (group, sequence), met in together.items():
         absent = _absent(group, sequence, now)
         last = max(met, key=lambda entry: entry.start)
         for entry in met:
-            missing = absent or (() if entry.span.finished else _silent(now[entry.rank], now))
-            end = entry.end if missing else min(last.start, entry.end)
-            if end > entry.start:
-                waits[entry.rank].append((Interval(entry.start, end), missing or (last.rank,)))
+            # A rank that is absent by its answer may have entered after that.
+            until = {rank: min(entry.end, told_at[rank]) for rank in absent}
+            if not entry.span.finished and not absent:
+                until = dict.fromkeys(_silent(now[entry.rank], now), entry.end)
+            if not any(end > entry.start for end in until.values()):
+                until = {last.rank: min(last.start, entry.end)}
+            for rank, end in until.items():
+                if end > entry.start:
+                    waits[entry.rank].append((Interval(entry.start, end), (rank,)))
     return waits
 
 

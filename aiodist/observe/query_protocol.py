@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -198,6 +198,32 @@ def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
     with Line(socket.create_connection((host, int(port)), seconds), seconds) as line:
         trust.as_asker(line)
         yield line
+
+
+def ask_all(
+    questions: Mapping[int, Callable[[float], T]], seconds: float
+) -> dict[int, T | Exception]:
+    """Ask all ranks in threads; return within ``seconds``, however many are silent.
+
+    More ranks than `all_at_once` has threads are asked one part after the other. Each has a share of
+    one half of the time, and those that were silent are asked again in the rest.
+
+    Args:
+        questions: By rank, what asks it. Its argument is for how many seconds to wait.
+        seconds: For all together.
+
+    Returns:
+        What each returned or raised; TimeoutError for a rank that was silent.
+    """
+    end = monotonic() + seconds
+    answers: dict[int, T | Exception] = {}
+    asked = dict(questions)
+    for share in (1.0,) if len(asked) <= _AT_ONCE else (0.5, 1.0):
+        parts = max(1, -(-len(asked) // _AT_ONCE))
+        patience = max(0.01, (end - monotonic()) * share / parts)
+        answers |= all_at_once({rank: partial(ask, patience) for rank, ask in asked.items()})
+        asked = {rank: asked[rank] for rank in asked if isinstance(answers[rank], TimeoutError)}
+    return answers
 
 
 def all_at_once(calls: Mapping[int, Callable[[], T]]) -> dict[int, T | Exception]:

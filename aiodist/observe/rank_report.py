@@ -109,10 +109,19 @@ class RankReport:
         return self.identity.rank
 
     def started(self, group: int) -> int:
-        """Return how many collectives it has started in the group with this id; 0 for an unknown
-        group.
+        """Return how many collectives it has started in the group with this id.
+
+        Without the group, which it may have left: how many at least, by the operations here.
         """
-        return next((state.started for state in self.groups if state.id == group), 0)
+        for state in self.groups:
+            if state.id == group:
+                return state.started
+        own = (each.sequence for each in self.operations if each.group_id == group)
+        return max(own, default=-1) + 1
+
+    def has_group(self, group: int) -> bool:
+        """Return whether it is in the group with this id now."""
+        return any(state.id == group for state in self.groups)
 
     def running(self) -> list[Operation]:
         """Return the operations in progress."""
@@ -131,14 +140,18 @@ def report_of(
     limit: int | None = None,
 ) -> RankReport:
     """Return the present report of a rank. Any thread."""
+    # The loop may begin operations meanwhile. Those in the report are older than its counts and its
+    # clock: no rank reports an operation that it has not entered, or that begins after the report.
+    operations = tuple(recent(observed.recorder, observed.under_way(), limit))
+    groups = tuple(GroupState(*group.label, group.n_started) for group in observed.groups)
     return RankReport(
         identity=identity,
         reason=reason,
         clock=monotonic_ns(),
         wall=time(),
         standpoint=standpoint,
-        groups=tuple(GroupState(*group.label, group.n_started) for group in observed.groups),
-        operations=tuple(recent(observed.recorder, observed.under_way(), limit)),
+        groups=groups,
+        operations=operations,
         samples=tuple(samples),
     )
 

@@ -28,7 +28,7 @@ from aiodist.observe.observer import Observer
 from aiodist.observe.query_protocol import (
     LONGEST_QUESTION,
     Line,
-    all_at_once,
+    ask_all,
     ask_here,
     ask_there,
     connected,
@@ -207,6 +207,8 @@ class Server:
                     line.tell(answer)
             except (OSError, EOFError, ValueError, DistError):
                 return  # the asker has gone, or does not belong to this job
+            except Exception:  # the next question is answered all the same
+                log.warning("a question about this rank has no answer", exc_info=True)
             finally:
                 self._open = None
 
@@ -238,12 +240,13 @@ class Server:
             raise ProtocolError(f"a question that is not passed on: {question!r}")
         limit = min(seconds, RELAY_SECONDS)
         trust = self._observer.trust
-        answers = all_at_once(
+        answers = ask_all(
             {
-                rank: partial(ask_there, self._addresses[rank], trust, question, limit)
+                rank: partial(ask_there, self._addresses[rank], trust, question)
                 for rank in ranks
                 if rank in self._addresses
-            }
+            },
+            limit,
         )
         told = {
             rank: {"error": str(answer)} if isinstance(answer, Exception) else json.loads(answer)
@@ -273,16 +276,16 @@ class Server:
     def _ask_others_to_dump(self, reason: str) -> None:
         question = {"ask": "dump", "reason": reason}
         mine = self._observer.identity
-        calls: dict[int, Callable[[], bytes]] = {}
+        calls: dict[int, Callable[[float], bytes]] = {}
         for other in self._observer.all_ranks:
             rank = other.rank
             if rank in self._addresses:
                 address, trust = self._addresses[rank], self._observer.trust
-                calls[rank] = partial(ask_there, address, trust, question, QUESTION_SECONDS)
+                calls[rank] = partial(ask_there, address, trust, question)
             elif rank != mine.rank:
                 name = socket_name(os.geteuid(), mine.job, rank, other.pid)
-                calls[rank] = partial(ask_here, name, question, QUESTION_SECONDS)
-        all_at_once(calls)
+                calls[rank] = partial(ask_here, name, question)
+        ask_all(calls, QUESTION_SECONDS)
 
     # -- the clock
 

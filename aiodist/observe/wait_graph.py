@@ -13,10 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiodist.observe.rank_report import RankReport
-from aiodist.observe.recorder import FAILED, RUNNING, Operation
+from aiodist.observe.recorder import DONE, FAILED, RUNNING, Operation
 
 _FRESH = 10_000_000_000
 """Nanoseconds for which a failed operation still says what its rank waited for."""
+
+_DUMPING = 1_000_000_000
+"""Nanoseconds in which the ranks write their dumps after a failure. Later operations of a program
+that goes on with other tasks count after that only."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
             if not operation.awaited:
                 continue  # it does not block the program
             ended = part.clock
-        elif operation.state == FAILED and part.clock - operation.finished < _FRESH:
+        elif operation.state == FAILED and not _is_past(operation, part):
             ended = operation.finished
         else:
             continue
@@ -86,6 +90,19 @@ def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
             yield Wait(part.rank, on, operation, seconds, bool(absent))
 
 
+def _is_past(failed: Operation, part: RankReport) -> bool:
+    """Return whether the rank no longer stands where ``failed`` left it: it failed long ago, or the
+    program has handled the error, and called other operations since.
+    """
+    age = part.clock - failed.finished
+    if age < _DUMPING:
+        return False
+    return age >= _FRESH or any(
+        each.created > failed.finished and (each.state == DONE or each.awaited)
+        for each in part.operations
+    )
+
+
 def _absent(
     part: RankReport, operation: Operation, parts: Mapping[int, RankReport]
 ) -> tuple[int, ...]:
@@ -96,7 +113,10 @@ def _absent(
     behind = [
         rank
         for rank in members
-        if rank in parts and parts[rank].started(operation.group_id) <= operation.sequence
+        if rank in parts
+        and parts[rank].started(operation.group_id) <= operation.sequence
+        # A rank without the group may have left it long ago: it counts if its message is missed.
+        and (parts[rank].has_group(operation.group_id) or rank in operation.waiting_for)
     ]
     if not behind:
         return ()

@@ -72,6 +72,30 @@ def test_a_rank_that_has_not_entered_is_waited_for_until_now() -> None:
     assert slowest(found) is None
 
 
+def test_a_rank_that_answers_before_the_others_is_not_absent_from_what_came_after() -> None:
+    """Two ranks enter every operation together; rank 1 tells of those until 11.9 only."""
+    steps = [collective(number, 10 + number / 100, 10.009 + number / 100) for number in range(200)]
+    early = [span for span in steps if span.finished <= 11.9 * SECOND]
+    before = {rank: usage(rank, 10) for rank in range(2)}
+    now = {0: usage(0, 12, *steps, started=200), 1: usage(1, 12, *early, started=len(early))}
+    now[1] = replace(now[1], clock=int(11.9 * SECOND))
+    found = loads(before, now)
+    assert [found[rank].waiting for rank in range(2)] == [0.0, 0.0]
+    assert slowest(found) is None
+
+
+def test_a_rank_whose_process_was_replaced_has_no_rates_below_zero() -> None:
+    before = {0: usage(0, 10, begun=1000), 1: usage(1, 10, begun=1000)}
+    other = usage(1, 12, begun=5)
+    now = {
+        0: usage(0, 12, begun=1010),
+        1: replace(other, identity=replace(other.identity, pid=7), cpu_seconds=0.5),
+    }
+    found = loads(before, now)
+    assert found.keys() == {0}  # the replacement has its first load after its second answer
+    assert found[0].operations == 5
+
+
 def test_more_operations_than_an_answer_holds_are_a_sample() -> None:
     spans = [collective(n, 11 + n / 1024, 11 + (n + 1) / 1024, 10) for n in range(MOST_SPANS)]
     now = {0: usage(0, 12, *spans, started=9000, begun=9000)}

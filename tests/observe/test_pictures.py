@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -105,3 +106,27 @@ def test_steps_and_durations() -> None:
         "1.5 ms",
         "2 s",
     ]
+
+
+@pytest.mark.parametrize("error", ["\x1b[31mred\x1b[0m \x00", "no text: \udce4", "a < b & \uffff"])
+def test_a_picture_is_xml_whatever_an_error_says(error: str) -> None:
+    drawn = timeline({0: part(0, op(0, "failed", error=f"RuntimeError: {error}"))})
+    assert ElementTree.fromstring(drawn.encode()).tag.endswith("svg")
+
+
+def test_a_trace_names_the_jobs_that_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):  # as ranks do that meet twice
+        one = part(0, op(0, "done"), size=1)
+        one = replace(one, identity=replace(one.identity, job=f"x-{number}"))
+        path = write_part(tmp_path, one)
+        os.utime(path, (number + 1, number + 1))
+    assert aiodist(["trace", str(tmp_path), "-o", str(tmp_path / "t.json")]) == 0
+    assert "is job x-1; operations of x-0 are left out: --job takes" in capsys.readouterr().err
+    assert aiodist(["trace", str(tmp_path), "--job", "x-0", "-o", str(tmp_path / "t.json")]) == 0
+    assert "is job x-0; operations of x-1 are left out" in capsys.readouterr().err
+    for number in range(6):
+        (tmp_path / f"aiodist-old{number}-rank0.json").touch()
+    assert aiodist(["trace", str(tmp_path), "--job", "x-0", "-o", str(tmp_path / "t.json")]) == 0
+    assert "operations of old0, old1, old2, old3, 3 more are left" in capsys.readouterr().err

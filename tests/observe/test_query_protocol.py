@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,11 +22,13 @@ from aiodist.observe.asking import Place, ask_job, jobs_here
 from aiodist.observe.clock import align
 from aiodist.observe.observer import Observer
 from aiodist.observe.query_protocol import (
+    _AT_ONCE,
     LONGEST_ANSWER,
     LONGEST_QUESTION,
     Line,
     Trust,
     all_at_once,
+    ask_all,
     ask_here,
     ask_there,
     connected,
@@ -34,6 +37,7 @@ from aiodist.observe.rank_report import ObservedGroup, decode_report
 from aiodist.observe.recorder import Recorder, UnderWay
 from aiodist.observe.server import Server, socket_name
 from tests.certificates import tls_files
+from tests.limits import scaled
 from tests.test_credentials import tls_environ
 
 KEY = os.urandom(32)  # of this process: its names on the machine are its own
@@ -196,10 +200,8 @@ async def test_garbage_ends_the_connection_and_the_next_question_is_answered(
         assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
 
 
-@pytest.mark.parametrize(
-    "question", [b"", b"not json", b"[]", b'{"ask": "secrets"}', b'{"ask": "relay", "ranks": 1}']
-)
-async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
+async def ask_in_vain(question: bytes) -> None:
+    """Ask a rank ``question``, to which there is no answer; then one to which there is."""
     one = observer(0)
 
     def ask(address: str) -> bytes:
@@ -211,6 +213,29 @@ async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
         with pytest.raises((EOFError, ConnectionError)):
             await elsewhere(ask, server.address)
         assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+@pytest.mark.parametrize(
+    "question", [b"", b"not json", b"[]", b'{"ask": "secrets"}', b'{"ask": "relay", "ranks": 1}']
+)
+async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
+    await ask_in_vain(question)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        b'{"ask": "usage", "seconds": Infinity}',
+        b'{"ask": "relay", "ranks": [[]], "seconds": 1.0, "to": {"ask": "part"}}',
+        b"[" * 60000,
+    ],
+    ids=["infinite", "no rank", "deep"],
+)
+async def test_a_question_that_cannot_be_answered_is_not_the_last(
+    question: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ask_in_vain(question)
+    assert "a question about this rank has no answer" in caplog.text
 
 
 def test_a_message_that_is_too_long_is_refused_before_memory_is_taken() -> None:
@@ -282,3 +307,45 @@ def test_calls_at_once_keep_their_errors_apart() -> None:
     assert answers[1] == 5
     assert isinstance(answers[2], ValueError)
     assert all_at_once({}) == {}
+
+
+def test_many_silent_ranks_take_no_longer_than_one() -> None:
+    def silent(patience: float) -> int:
+        time.sleep(patience)
+        raise TimeoutError
+
+    def slow(patience: float) -> int:  # answers if it is given half a second, as in the second part
+        if patience < 0.5:
+            raise TimeoutError
+        return 5
+
+    count = 3 * _AT_ONCE
+    began = time.monotonic()
+    answers = ask_all({**dict.fromkeys(range(count), silent), count: slow}, 2.0)
+    assert time.monotonic() - began < scaled(2.0) + 1
+    assert len(answers) == count + 1
+    assert isinstance(answers[0], TimeoutError)
+    assert ask_all({**dict.fromkeys(range(count), lambda _: 1), count: slow}, 2.0)[count] == 5
+    assert ask_all({}, 1.0) == {}
+
+
+async def test_a_rank_that_ends_after_its_first_answer_gives_no_traceback() -> None:
+    one = observer(0)
+    answered = threading.Event()
+
+    def answer_once(listener: socket.socket) -> None:
+        for _ in range(2):
+            sock, _ = listener.accept()
+            with Line(sock, 5) as line:
+                line.receive(LONGEST_QUESTION)
+                if not answered.is_set():
+                    line.tell(one.part("asked").encode())
+                answered.set()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + socket_name(os.geteuid(), one.identity.job, 0, os.getpid()))
+        listener.listen()
+        answering_once = asyncio.create_task(asyncio.to_thread(answer_once, listener))
+        answers = await elsewhere(ask_job, one.identity.job, [place(one)], 5)
+        await answering_once
+    assert sorted(answers.parts) == [0]

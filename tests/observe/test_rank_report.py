@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.observe.code_location import CodeLocation
 from aiodist.observe.folder import read_parts, write_part
-from aiodist.observe.rank_report import ClockSample, decode_report
+from aiodist.observe.rank_report import ClockSample, decode_report, report_of
+from aiodist.observe.recorder import GroupLabel, Record, Recorder
 from tests.observe.made import op, part
 
 WHOLE = part(1, op(0, "done"), op(1, waiting_for=[0, 2]), samples=[ClockSample(1, 2, 3)])
@@ -78,3 +82,76 @@ def test_a_folder_without_parts_names_the_variable_to_set(tmp_path: Path) -> Non
     with pytest.raises(InvalidUsageError, match="no part here is of job 'other', but of job"):
         read_parts(tmp_path, "other")
     assert read_parts(tmp_path).silent.keys() == {1, 2}
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_report_that_cannot_be_written_leaves_no_file(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if step == "write":
+        monkeypatch.setattr(Path, "write_bytes", full)
+    else:
+        (tmp_path / "aiodist-job-rank0.json").mkdir()
+    with pytest.raises(OSError, match=r"No space left|directory"):
+        write_part(tmp_path, part(0))
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+def test_a_job_is_not_taken_for_a_later_one_whose_name_begins_so(tmp_path: Path) -> None:
+    for number, job in enumerate(("exp1-0a", "exp1-0b", "exp10-0c")):
+        path = tmp_path / f"aiodist-{job}-rank0.json"
+        path.write_bytes(part(0, size=1).encode())
+        os.utime(path, (number + 1, number + 1))
+    assert read_parts(tmp_path, "exp1").job == "exp1-0b"
+    assert read_parts(tmp_path, "exp1-0a").job == "exp1-0a"
+    assert read_parts(tmp_path, "exp").job == read_parts(tmp_path).job == "exp10-0c"
+
+
+class BeginningWork:
+    """An operation of `BeginningRank`; see `recorder.UnderWay`."""
+
+    def __init__(self, record: Record) -> None:
+        self._recorded = record
+        self._is_awaited = True
+
+    def _waiting_for(self) -> tuple[int, ...]:
+        return (1,)
+
+
+class BeginningRank:
+    """A rank of one group that begins a barrier at every look at it, as the loop's thread may."""
+
+    def __init__(self) -> None:
+        self.label = GroupLabel(sum(b"g"), "g", (0, 1))
+        self.recorder = Recorder(16)
+        self._works: list[BeginningWork] = []
+
+    @property
+    def n_started(self) -> int:
+        self._begin()
+        return len(self._works)
+
+    @property
+    def groups(self) -> tuple[BeginningRank, ...]:
+        self._begin()
+        return (self,)
+
+    def under_way(self) -> list[BeginningWork]:
+        self._begin()
+        return self._works
+
+    def _begin(self) -> None:
+        record = self.recorder.begin(self.label, len(self._works), Fingerprint("barrier"))
+        self._works.append(BeginningWork(record))
+
+
+def test_a_rank_that_begins_operations_meanwhile_has_entered_all_that_it_reports() -> None:
+    report = report_of(BeginningRank(), part(0).identity, "asked", CodeLocation())
+    assert report.operations
+    assert all(each.sequence < report.started(each.group_id) for each in report.operations)
+    assert all(each.created <= report.clock for each in report.operations)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from aiodist.observe.recorder import Operation
 from aiodist.observe.report_text import overview, sentences
 from aiodist.observe.text_table import ranks
 from aiodist.observe.wait_graph import judge
-from tests.observe.made import op, part
+from tests.observe.made import NOW, SECOND, op, part
 
 
 def test_the_rank_that_has_not_entered_is_to_blame_not_the_neighbour_in_the_ring() -> None:
@@ -130,6 +133,43 @@ def test_a_failed_operation_still_names_its_peers() -> None:
     verdict = judge(parts)
     assert verdict.roots == (1,)
     assert "(failed)" in overview(verdict, parts, {})
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_rank_that_has_left_the_group_is_not_behind_in_it(remembers: bool) -> None:
+    reduced = [op(0, "done"), op(1, "done", name="reduce")] if remembers else []
+    other = op(2, "done", group="other")
+    parts = {
+        0: part(0, *reduced, other, groups=()),
+        1: part(1, op(0, "done")),
+        2: part(2, op(0, "done"), op(1, name="reduce", waiting_for=[1])),
+    }
+    verdict = judge(parts)
+    assert verdict.roots == (1,)
+    assert verdict.waits[0].absent
+    # Another rank without the group is missed: it has never had it.
+    parts[2] = part(2, op(0, "done"), op(1, name="reduce", waiting_for=[0]))
+    assert judge(parts).roots == ((1,) if remembers else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("later", "waits"),
+    [
+        (op(1, "done", name="send", peer=2, created=NOW - SECOND // 2), False),
+        (op(1, waiting_for=[2], created=NOW - SECOND // 2), False),
+        (op(1, "failed", waiting_for=[1], created=NOW - SECOND // 2), True),
+        (op(1, waiting_for=[1], created=NOW - SECOND // 2, awaited=False), True),
+    ],
+    ids=["has sent", "waits in another", "fails again", "is not awaited"],
+)
+def test_a_rank_that_has_gone_on_after_a_failure_waits_no_longer(
+    later: Operation, waits: bool
+) -> None:
+    failed = op(0, "failed", name="recv", peer=1, waiting_for=[1], created=NOW - 3 * SECOND)
+    parts = {0: part(0, failed, later), 1: part(1), 2: part(2)}
+    assert any(1 in wait.on and wait.operation is failed for wait in judge(parts).waits) is waits
+    at_once = op(0, "failed", waiting_for=[1], created=NOW - SECOND - SECOND * 3 // 4)
+    assert judge({0: part(0, at_once, later), 1: part(1)}).waits[0].operation is at_once
 
 
 def test_the_table_has_a_line_for_every_rank() -> None:

@@ -252,6 +252,26 @@ def test_jobs_are_found_in_the_kernels_table() -> None:
     assert choose_job({"only": []}, None) == "only"
 
 
+def test_a_tag_is_no_other_tag_that_begins_so() -> None:
+    jobs: dict[str, list[Place]] = {"exp1-0a": [], "exp10-0b": [], "exp-1-0c": [], "exp-1-0d": []}
+    assert choose_job(jobs, "exp1") == "exp1-0a"
+    assert choose_job(jobs, "exp10") == "exp10-0b"
+    assert choose_job(jobs, "exp-1-0d") == "exp-1-0d"
+    assert choose_job(jobs, "exp10-") == "exp10-0b"
+    for several in ("exp", "exp-1"):
+        with pytest.raises(InvalidUsageError, match="several jobs run here"):
+            choose_job(jobs, several)
+
+
+@pytest.mark.parametrize(("asker", "is_found"), [(1000, True), (1001, False), (0, True)])
+def test_jobs_of_other_users_are_roots_to_see(
+    monkeypatch: pytest.MonkeyPatch, asker: int, is_found: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: asker)
+    assert bool(jobs_here(TABLE.format(uid=1000))) is is_found
+    assert bool(jobs_here(TABLE.format(uid=0))) is (asker == 0)
+
+
 def test_a_job_in_which_no_rank_answers_is_an_error() -> None:
     with pytest.raises(DistError, match="no rank of job gone"):
         ask_job("gone", [Place("aiodist-why/nobody", 0, 1 << 30)], 1)
