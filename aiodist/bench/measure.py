@@ -45,10 +45,11 @@ class Effort:
 
 @dataclass
 class Samples:
-    """What one rank saw of one case."""
+    """What one rank saw of one case. ``clock``: that of the intervals, by `times.clock_name`."""
 
     intervals: dict[str, list[Interval]] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
+    clock: str = ""
 
 
 def measure(
@@ -119,4 +120,4 @@ def decode(text: str | bytes) -> Samples:
     intervals = {
         name: [(start, end) for start, end in pairs] for name, pairs in fields["intervals"].items()
     }
-    return Samples(intervals, fields["unsupported"])
+    return Samples(intervals, fields["unsupported"], fields["clock"])

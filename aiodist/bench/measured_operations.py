@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aiodist.bench.cases import Case
-from aiodist.bench.pattern import Array, Segment, check, fill, mark
+from aiodist.bench.pattern import Array, Segment, addend, check, fill, mark
 
 Segments = tuple[Segment, ...]
 
@@ -38,9 +38,9 @@ def poison(count: int) -> Segments:
 
 
 def _all_reduce(rank: int, ranks: int, count: int, turn: int) -> Contents:
-    total = sum(mark(sender, 0, turn) for sender in range(ranks))
+    total = sum(addend(sender, 0, turn) for sender in range(ranks))
     return Contents(
-        (Segment(0, count, 1, mark(rank, 0, turn)),), (Segment(0, count, ranks, total),)
+        (Segment(0, count, 1, addend(rank, 0, turn)),), (Segment(0, count, ranks, total),)
     )
 
 
@@ -58,14 +58,16 @@ def _all_gather(rank: int, ranks: int, count: int, turn: int) -> Contents:
 
 
 def _reduce_scatter(rank: int, ranks: int, count: int, turn: int) -> Contents:
-    total = sum(mark(sender, rank, turn) for sender in range(ranks))
-    return Contents(_parts(rank, ranks, count, turn), (Segment(0, count // ranks, ranks, total),))
+    total = sum(addend(sender, rank, turn) for sender in range(ranks))
+    part = count // ranks
+    addends = tuple(Segment(r * part, part, 1, addend(rank, r, turn)) for r in range(ranks))
+    return Contents(addends, (Segment(0, part, ranks, total),))
 
 
 def _all_to_all(rank: int, ranks: int, count: int, turn: int) -> Contents:
     part = count // ranks
     return Contents(
-        _parts(rank, ranks, count, turn),
+        tuple(Segment(r * part, part, 1, mark(rank, r, turn)) for r in range(ranks)),
         tuple(Segment(r * part, part, 1, mark(r, rank, turn)) for r in range(ranks)),
     )
 
@@ -77,11 +79,6 @@ def _send_recv(rank: int, ranks: int, count: int, turn: int) -> Contents:
 
 def _barrier(rank: int, ranks: int, count: int, turn: int) -> Contents:
     return Contents((), ())
-
-
-def _parts(rank: int, ranks: int, count: int, turn: int) -> Segments:
-    part = count // ranks
-    return tuple(Segment(r * part, part, 1, mark(rank, r, turn)) for r in range(ranks))
 
 
 def _in_place(count: int, ranks: int) -> tuple[int, int | None]:

@@ -19,7 +19,7 @@ from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
 from aiodist.bench.peers import PEERS
 from aiodist.bench.peers.measured_peer import Place
-from aiodist.bench.times import combine, timing
+from aiodist.bench.times import clock_name, combine, timing
 
 
 class Agreement:
@@ -67,6 +67,7 @@ def serve(order: dict[str, Any]) -> None:
             )
         agreement = Agreement(store, rank, f"agree/{number}")
         samples = measure(peers, Call(case, rank, empty), effort, agreement)
+        samples.clock = clock_name()
         store.set(f"samples/{number}/{rank}", encode(samples))
         if rank == 0:
             keys = [f"samples/{number}/{each}" for each in range(ranks)]
@@ -83,8 +84,9 @@ def serve(order: dict[str, Any]) -> None:
 
 def _rows(case: Case, by_rank: Sequence[Samples]) -> list[dict[str, Any]]:
     rows = []
+    clocks = [samples.clock for samples in by_rank]
     for peer in by_rank[0].intervals:
-        times = combine(case, [samples.intervals[peer] for samples in by_rank])
+        times = combine(case, [samples.intervals[peer] for samples in by_rank], clocks)
         rows.append({"case": asdict(case), "peer": peer, "timing": asdict(timing(times))})
     return rows
 

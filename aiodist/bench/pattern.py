@@ -13,6 +13,7 @@ Array = npt.NDArray[np.float32]
 
 CHUNK = 1 << 16
 _PERIOD = 251  # prime: a part that is off by any power of two shows
+_ADDENDS = 8191  # prime, and float32 holds integers up to 2**24
 _STEP = 7  # between chunks, so that exchanged chunks show
 
 
@@ -42,6 +43,11 @@ def in_usual_pages(count: int) -> Array:
 def mark(sender: int, part: int, turn: int) -> int:
     """The constant that tells who sent an element, in which part of its input, in which turn."""
     return 4096 * sender + 64 * part + turn % 61
+
+
+def addend(sender: int, part: int, turn: int) -> int:
+    """The same for what is summed over the senders: small, so that the sum of 1900 of them is exact."""
+    return mark(sender, part, turn) % _ADDENDS
 
 
 def fill(array: Array, segments: tuple[Segment, ...]) -> None:

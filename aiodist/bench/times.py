@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -15,26 +17,51 @@ class WrongOrderError(AssertionError):
     """A rank left a barrier before another had come."""
 
 
-def combine(case: Case, by_rank: Sequence[Sequence[Interval]]) -> list[float]:
+def clock_name() -> str:
+    """Return a text that is equal for processes whose clocks have one origin: of one boot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return platform.node()
+
+
+def combine(
+    case: Case, by_rank: Sequence[Sequence[Interval]], clocks: Sequence[str] | None = None
+) -> list[float]:
     """One time in microseconds for each repetition.
 
-    It is the slowest rank's; for send_recv it is half the round trip that rank 0 sees. Raises
-    WrongOrderError if a rank left a barrier before another one entered it.
+    It is the slowest rank's; for send_recv it is half the round trip that rank 0 sees.
+
+    Args:
+        case: What was measured.
+        by_rank: The intervals of each rank.
+        clocks: The `clock_name` of each rank; None if all have one clock.
+
+    Raises:
+        WrongOrderError: A rank left a barrier before another one of the same clock entered it.
     """
     if len({len(intervals) for intervals in by_rank}) != 1:
         raise ValueError(f"{case}: the ranks have different numbers of repetitions")
     if case.operation == "send_recv":
         return [(end - start) / 2e3 for start, end in by_rank[0]]
     if case.operation == "barrier":
-        for number, intervals in enumerate(zip(*by_rank, strict=True)):
-            if max(start for start, _ in intervals) > min(end for _, end in intervals):
-                raise WrongOrderError(
-                    f"{case}, repetition {number}: a rank left before another came"
-                )
+        names = [""] * len(by_rank) if clocks is None else clocks
+        for name in dict.fromkeys(names):
+            _check_order(
+                case, [mine for mine, of in zip(by_rank, names, strict=True) if of == name]
+            )
     return [
         max(end - start for start, end in intervals) / 1e3
         for intervals in zip(*by_rank, strict=True)
     ]
+
+
+def _check_order(case: Case, by_rank: Sequence[Sequence[Interval]]) -> None:
+    """Raise WrongOrderError as `combine` does, for ranks of one clock."""
+    for number, intervals in enumerate(zip(*by_rank, strict=True)):
+        if max(start for start, _ in intervals) > min(end for _, end in intervals):
+            raise WrongOrderError(f"{case}, repetition {number}: a rank left before another came")
 
 
 @dataclass(frozen=True)

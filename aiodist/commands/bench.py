@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
@@ -130,8 +131,8 @@ def _cases(args: argparse.Namespace, ranks: int) -> list[Case]:
         raise InvalidUsageError("one rank has no other to exchange with: pass -n 2 or more")
     if "send_recv" in chosen and ranks != 2:
         raise InvalidUsageError(f"send_recv is between 2 ranks, and there are {ranks}")
-    if not args.seconds > 0:
-        raise InvalidUsageError(f"--seconds must be above 0, not {args.seconds:g}")
+    if not 0 < args.seconds < math.inf:
+        raise InvalidUsageError(f"--seconds must be above 0 and finite, not {args.seconds:g}")
     cases = []
     for name in dict.fromkeys(chosen):
         if name == "barrier":

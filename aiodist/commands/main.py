@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import signal
 import sys
@@ -15,7 +16,44 @@ from aiodist.launch.starting import USAGE_ERROR, say
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``aiodist COMMAND ...``; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    _open_standard_streams()
+    try:
+        try:
+            return _chosen(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # here, where an error is told; after --help, too
+    except BrokenPipeError:  # the reader of the output has ended: aiodist top | head
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:  # as on a full disk
+        _discard_output()
+        say(f"cannot write the output: {error}")
+        return 1
+
+
+def _open_standard_streams() -> None:
+    """Open the null device in place of each standard stream that the process was started without.
+
+    Its descriptor would else be that of the next file or socket. A character that stdout cannot
+    encode is escaped.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  # until the end
+            if stream.fileno() == number:
+                os.set_inheritable(number, True)  # by ranks
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a line of a program may have any
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer of stdout go nowhere when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _chosen(argv: Sequence[str]) -> int:
+    """Carry out what the command line asks for; return the exit code."""
     command, rest = (argv[0], argv[1:]) if argv else ("", [])
     if command in COMMANDS:
         return _carry_out(command, rest)
@@ -52,15 +90,12 @@ def help_text() -> str:
 
 def _carry_out(command: str, rest: Sequence[str]) -> int:
     try:
-        code = load(command).main(rest)
-        sys.stdout.flush()
-        return code
+        return load(command).main(rest)
     except InvalidUsageError as error:
         say(f"{error}\naiodist {command} --help shows the options")
         return USAGE_ERROR
-    except BrokenPipeError:  # the reader of the output has ended: aiodist top | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:  # an OSError that `main` handles
+        raise
     except (DistError, OSError) as error:
         say(str(error))
         return 1

@@ -17,7 +17,7 @@ def check_output(option: str, path: Path) -> None:
         with path.open("ab"):
             pass
         if is_new:
-            path.unlink()
+            path.resolve().unlink()  # of a link that leads to no file yet, what it leads to
     except OSError as error:
         raise InvalidUsageError(
             f"{option} {path}: no file can be written there ({error.strerror}); name a file in a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -30,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     for name in chosen:
         if name not in TUNABLE:
             raise InvalidUsageError(unknown("operation to choose for", name, TUNABLE))
-    if not args.seconds >= 0:
-        raise InvalidUsageError(f"--seconds must be 0 or more, not {args.seconds:g}")
+    if not 0 <= args.seconds < math.inf:
+        raise InvalidUsageError(f"--seconds must be 0 or more and finite, not {args.seconds:g}")
     nodes = nodes_of(args, os.environ)
     if min(args.ranks) * nodes.nnodes < 2:
         raise InvalidUsageError("one rank has nothing to choose: pass -n 2 or more")

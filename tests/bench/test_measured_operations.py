@@ -54,7 +54,9 @@ SPLITS = {"reduce_scatter", "all_to_all"}
 
 
 @pytest.mark.parametrize("operation", DATA)
-@pytest.mark.parametrize(("ranks", "count"), [(2, 2), (2, 256), (4, 64), (8, 1024), (2, 3 * CHUNK)])
+@pytest.mark.parametrize(
+    ("ranks", "count"), [(2, 2), (2, 256), (4, 64), (8, 1024), (2, 3 * CHUNK), (128, 256)]
+)
 def test_the_expected_result_equals_the_operations(operation: str, ranks: int, count: int) -> None:
     made = calls(operation, ranks, count)
     perform(made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.bench.cases import Case
-from aiodist.bench.times import WrongOrderError, combine
+from aiodist.bench.times import WrongOrderError, clock_name, combine
 from benchmarks.stats import Summary, summarize
 
 CASE = Case("all_reduce", 2, 4)
@@ -32,6 +32,15 @@ def test_a_rank_may_not_leave_a_barrier_before_another_comes() -> None:
     assert combine(case, [[(0, 2000)], [(1000, 3000)]]) == [2.0]
     with pytest.raises(WrongOrderError, match="repetition 1"):
         combine(case, [[(0, 2000), (10, 20)], [(1000, 3000), (21, 30)]])
+
+
+def test_barriers_of_hosts_with_other_clocks_are_checked_within_each_host() -> None:
+    case = Case("barrier", 3, 0)
+    here, there = [(0, 2000)], [(9_000_000, 9_003_000)]
+    assert combine(case, [here, here, there], ["a", "a", "b"]) == [3.0]
+    with pytest.raises(WrongOrderError, match="repetition 0"):
+        combine(case, [here, [(2001, 4000)], there], ["a", "a", "b"])
+    assert clock_name() == clock_name() != ""
 
 
 def test_a_summary_has_median_and_percentiles() -> None:

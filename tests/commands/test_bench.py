@@ -47,6 +47,7 @@ def test_sizes_are_rounded_up_to_equal_blocks() -> None:
         (["-n", "1"], "one rank has no other"),
         (["send_recv", "-n", "4"], "send_recv is between 2 ranks"),
         (["--seconds", "0"], "--seconds must be above 0"),
+        (["--seconds", "inf"], "above 0 and finite, not inf"),
         (["--against", "glo"], "did you mean gloo?"),
         (["--sizes", "big"], "write 4, 64K or 16M"),
     ],

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from aiodist.launch.counting import process_count
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.starting import start
 from tests.limits import scaled
+from tests.observe.made import part
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +96,8 @@ MISTAKES = [
     (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
     (["trace"], "required: DIR\n"),
     (["top", "a", "b"], "unexpected argument 'b'"),
+    (["why", "--timeout", "inf"], "--timeout must be above 0 and at most 3600, not inf"),
+    (["why", "--timeout", "nan"], "--timeout must be above 0 and at most 3600, not nan"),
     (["run", "--tranport", "tcp", "train.py"], "unknown option --tranport; options of the script"),
     (["run", "--logdir", "x", "train.py"], "unknown option --logdir (did you mean --log-dir?)"),
     (["dump"], "required: DIR\n"),
@@ -210,3 +214,49 @@ def test_help_and_version(capfd):
 def test_the_launcher_does_not_import_torch():
     script = "import sys, aiodist.commands.main; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=scaled(60))
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """``line`` of a shell, in which ``aiodist`` is the command."""
+    line = line.replace("aiodist", f"{sys.executable} -m aiodist")
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=root,
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scaled(60),
+    )
+
+
+@pytest.mark.parametrize("asked", ["--help", "why --jobs", "why --help", "simulate -n 2 -s 4"])
+def test_a_reader_that_has_ended_and_a_closed_output_give_no_traceback(asked: str) -> None:
+    ended = shell(f"(sleep 0.1; exec aiodist {asked}) | exec true; echo ${{PIPESTATUS[0]}}")
+    assert ended.stderr == ""
+    assert ended.stdout in ("141\n", "0\n")  # nothing is written where no job runs
+    closed = shell(f"aiodist {asked} >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_characters_that_stdout_cannot_encode_are_escaped(tmp_path: Path) -> None:
+    name = "aiodist-j\u00f6b-rank0.json"
+    (tmp_path / name).write_bytes(part(0, size=1).encode())
+    done = shell(f"PYTHONIOENCODING=ascii aiodist dump {tmp_path}")
+    assert done.stderr == ""
+    assert done.stdout.startswith("job j\\xf6b: 1 of 1 ranks")
+
+
+def test_a_command_without_standard_streams_starts_ranks() -> None:
+    done = shell("aiodist run -n 1 --no-python sh -c 'test -e /dev/fd/0' <&- >&- 2>&-")
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
+@pytest.mark.parametrize("asked", ["--help", "backends", "why --help"])
+def test_an_output_that_cannot_be_written_is_told(asked: str) -> None:
+    done = shell(f"aiodist {asked} >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "aiodist: cannot write the output: [Errno 28] No space left on device\n"

@@ -45,3 +45,11 @@ def test_a_check_changes_no_file(tmp_path: Path) -> None:
     check_output("--trace", tmp_path / "new")
     assert kept.read_text() == "a trace of before"
     assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_a_check_keeps_a_link_that_leads_to_no_file_yet(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "new")
+    check_output("--trace", link)
+    assert link.is_symlink()
+    assert list(tmp_path.iterdir()) == [link]

@@ -212,7 +212,9 @@ def test_wrong_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert main(["tune", "-n", "1,2"]) == USAGE_ERROR
     assert "one rank has nothing to choose" in capsys.readouterr().err
-    assert main(["tune", "--seconds", "-1"]) == USAGE_ERROR
-    assert "--seconds must be 0 or more, not -1" in capsys.readouterr().err
+    for seconds in ("-1", "inf"):
+        assert main(["tune", "--seconds", seconds]) == USAGE_ERROR
+        said = f"--seconds must be 0 or more and finite, not {seconds}"
+        assert said in capsys.readouterr().err
     assert main(["tune", "-o", str(tmp_path / "none" / "table.json")]) == USAGE_ERROR
     assert "No such file" in capsys.readouterr().err
