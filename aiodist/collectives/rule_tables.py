@@ -24,6 +24,9 @@ FORMAT = "aiodist table 3"
 TUNABLE = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 """Operations that a measured table may speak of: all ranks know what they choose by."""
 
+POWERS_OF_TWO = frozenset({("all_gather", "doubling"), ("reduce_scatter", "halving")})
+"""Algorithms that are for such numbers of ranks only."""
+
 Measured = Mapping[str, Sequence[Rule]]
 
 
@@ -141,8 +144,11 @@ def _rules(found: dict[str, Any], part: str, read: Callable[[str, Any], Rule]) -
 
 def _over_messages(operation: str, row: Any) -> Rule:
     rule = _rule(operation, row, "ranks", "chunk")
-    if operation not in TUNABLE or (operation, rule.choice.algorithm) not in COSTS:
+    asked = operation, rule.choice.algorithm
+    if operation not in TUNABLE or asked not in COSTS:
         raise _refused(operation, "asks for what does not exist here", row)
+    if asked in POWERS_OF_TWO and rule.ranks & (rule.ranks - 1):
+        raise _refused(operation, "asks for an algorithm that needs a power of two as ranks", row)
     return rule
 
 

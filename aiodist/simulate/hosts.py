@@ -11,7 +11,7 @@ from aiodist.collectives.cost import Traffic
 from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.multi_host import MultiHostContext
-from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, Rules, select
+from aiodist.collectives.select import HOSTS_RULES, MANY, PAIRS, Choice, Rule, Rules, select
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate.board import Memory, SimulatedShm
 from aiodist.simulate.extent import CostOnly
@@ -51,19 +51,19 @@ def simulate_hosts(
     size = sum(map(len, topology.hosts))
     lengths = [0] if operation == "barrier" else lengths_of(operation, size, nbytes)
     flat = algorithm == FLAT
-    if not flat and (operation, algorithm) not in CROSSINGS:
+    if algorithm not in algorithms_over_hosts(operation):
         raise InvalidUsageError(f"{operation} has no algorithm {algorithm!r} over several hosts")
     network = Network(size, parameters, topology=topology, intra_host=intra_host)
     if flat:
         run = program(operation, nbytes, select(operation, size, nbytes))
     else:
-        run = _program(operation, algorithm, topology, lengths)
+        piece = _piece(operation, algorithm, topology, nbytes)
+        run = _program(operation, Choice(algorithm, piece), topology, lengths)
     seconds = network.run(run)
     crossed = [Traffic(*rank.crossing) for rank in network.ranks]
     formula = crossed
     if not flat:
         itemsize = 1 if operation == "broadcast" else ITEMSIZE
-        piece = _piece(operation, algorithm)
         cases = [
             HostsCase(topology, rank, lengths, 0, itemsize, piece=piece) for rank in range(size)
         ]
@@ -79,7 +79,14 @@ def simulate_hosts(
 
 
 def algorithms_over_hosts(operation: str) -> list[str]:
-    """Those that `simulate_hosts` knows for ``operation``, `FLAT` among them."""
+    """Those that `simulate_hosts` knows for ``operation``, `FLAT` among them.
+
+    Raises InvalidUsageError for an all_to_all, which neither runs flat nor is simulated.
+    """
+    if operation == "all_to_all":
+        raise InvalidUsageError(
+            "an all_to_all over hosts with several ranks is not simulated: leave out --per-host"
+        )
     return [FLAT, *(name for known, name in CROSSINGS if known == operation)]
 
 
@@ -90,26 +97,32 @@ def hosts_of(ranks: int, per_host: int) -> HostTopology:
 
 def selected_over_hosts(operation: str, topology: HostTopology, nbytes: int) -> str:
     """What the table of `collectives.select` runs over ``topology``."""
-    name = select(operation, len(topology.hosts), nbytes, rules=HOSTS_RULES).algorithm
-    return FLAT if name == "columns" and not topology.is_even else name
+    return _selected(operation, topology, nbytes).algorithm
 
 
-def _piece(operation: str, algorithm: str) -> int:
-    """What the table has as the length of a piece."""
+def _selected(operation: str, topology: HostTopology, nbytes: int) -> Choice:
+    """Ask the table as `collectives.host_operations` asks it."""
+    if operation not in HOSTS_RULES:
+        return Choice(FLAT)
+    locality = PAIRS if topology.columns <= 2 else None
+    choice = select(operation, len(topology.hosts), nbytes, locality, HOSTS_RULES)
+    return Choice(FLAT) if choice.algorithm == "columns" and not topology.is_even else choice
+
+
+def _piece(operation: str, algorithm: str, topology: HostTopology, nbytes: int) -> int:
+    """What the table has as the length of a piece, for these bytes if it chooses ``algorithm``."""
+    selected = _selected(operation, topology, nbytes)
+    if selected.algorithm == algorithm:
+        return selected.chunk
     rules = HOSTS_RULES[operation]
     return next(rule.choice.chunk for rule in rules if rule.choice.algorithm == algorithm)
 
 
-def _only(operation: str, algorithm: str) -> Rules:
-    piece = _piece(operation, algorithm)
-    return {operation: [Rule(MANY, MANY, Choice(algorithm, piece))]}
-
-
 def _program(
-    operation: str, algorithm: str, topology: HostTopology, lengths: Sequence[int]
+    operation: str, choice: Choice, topology: HostTopology, lengths: Sequence[int]
 ) -> Callable[[Rank], Coroutine[Any, Any, None]]:
     memories = [Memory(len(ranks)) for ranks in topology.hosts]
-    rules = _only(operation, algorithm)
+    rules: Rules = {operation: [Rule(MANY, MANY, choice)]}
 
     def build(rank: Rank) -> Coroutine[Any, Any, None]:
         number = topology.host_of(rank.rank)

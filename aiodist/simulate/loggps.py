@@ -7,6 +7,7 @@ LogP model", 1995. The S, above which a message waits for its receive: Ino, Fuji
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,8 +34,10 @@ class Parameters:
 
     def __post_init__(self) -> None:
         for name in ("latency", "overhead", "gap", "per_byte", "per_byte_reduced", "eager"):
-            if getattr(self, name) < 0:
-                raise InvalidUsageError(f"{name} is {getattr(self, name)}: no cost is negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidUsageError(
+                    f"{name} is {getattr(self, name)}: no cost is negative or not finite"
+                )
 
 
 NETWORKS: Mapping[str, Parameters] = MappingProxyType(

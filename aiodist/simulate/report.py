@@ -24,22 +24,32 @@ Row = tuple[str, ...]
 
 
 def rows(
-    operation: str, ranks: Sequence[int], sizes: Sequence[int], parameters: Parameters
+    operation: str,
+    ranks: Sequence[int],
+    sizes: Sequence[int],
+    parameters: Parameters,
+    left_out: list[str] | None = None,
 ) -> Iterable[Row]:
     """For each number of ranks and of bytes, the operation's algorithms, the fastest first.
 
     The name of the one that the table chooses has a star; it runs with the table's chunks. Where a
     rank sends other than its formula says, the last cell says so.
+
+    ``left_out``: gets a line for each algorithm that would take minutes.
     """
     sizes = [0] if operation == "barrier" else sizes
     for count in ranks:
         for nbytes in sizes:
             choice = selected(operation, count, nbytes)
-            outcomes = [
-                simulate(algorithm, count, nbytes, parameters, _chunk(algorithm, choice))
-                for algorithm in algorithms_of(operation)
-            ]
-            done = sorted((o for o in outcomes if o is not None), key=lambda o: o.seconds)
+            done = []
+            for algorithm in algorithms_of(operation):
+                chunk = _chunk(algorithm, choice)
+                outcome = simulate(algorithm, count, nbytes, parameters, chunk)
+                if outcome is not None:
+                    done.append(outcome)
+                elif left_out is not None and algorithm.is_for(count, nbytes):
+                    left_out.append(f"{algorithm.name} on {count:,} ranks with {size(nbytes)}")
+            done.sort(key=lambda outcome: outcome.seconds)
             yield from (_row(outcome, choice) for outcome in done)
 
 

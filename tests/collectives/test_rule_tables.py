@@ -133,6 +133,8 @@ def _hosts(**changed: object) -> str:
         (_row(algorithm="magic"), "does not exist here"),
         (_row(operation="gather", algorithm="linear"), "does not exist here"),
         (_row(ranks=0), "does not exist here"),
+        (_row(operation="all_gather", algorithm="doubling", ranks=3), "needs a power of two"),
+        (_row(operation="reduce_scatter", algorithm="halving", ranks=6), "needs a power of two"),
         (_row(bytes="4"), "not in order"),
         (_row(chunk=None), "not in order"),
         (_row(algorithm=["ring"]), "not in order"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.select import Choice
 from aiodist.commands.main import main
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.starting import USAGE_ERROR
@@ -61,7 +64,7 @@ def test_work_inside_a_host_overlaps_with_traffic_between_hosts(
 ) -> None:
     topology, nbytes = hosts_of(8, 4), 64 << 20
     pieces = simulate_hosts(operation, name, topology, nbytes, NETWORKS["10G"])
-    monkeypatch.setattr(over_hosts, "_piece", lambda operation, algorithm: 1 << 62)
+    monkeypatch.setattr(over_hosts, "_piece", lambda *_: 1 << 62)
     whole = simulate_hosts(operation, name, topology, nbytes, NETWORKS["10G"])
     assert pieces.agrees
     assert whole.agrees
@@ -72,6 +75,36 @@ def test_work_inside_a_host_overlaps_with_traffic_between_hosts(
 def test_hosts_with_different_numbers_of_ranks_run_columns_flat() -> None:
     assert selected_over_hosts("all_gather", hosts_of(7, 3), 1 << 20) == FLAT
     assert selected_over_hosts("all_gather", hosts_of(6, 3), 1 << 20) == "columns"
+
+
+def test_the_star_is_at_what_ranks_on_several_hosts_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One or two ranks on each host: the table has a row of its own for them.
+    assert selected_over_hosts("broadcast", hosts_of(8, 2), 256 << 10) == "leaders"
+    assert selected_over_hosts("broadcast", hosts_of(16, 4), 256 << 10) == "stripes"
+    assert [selected_over_hosts(name, hosts_of(8, 2), 4) for name in ("gather", "scatter")] == [
+        FLAT,
+        FLAT,
+    ]
+    pieces: list[int] = []
+    real = over_hosts._program
+
+    def record(operation: str, choice: Choice, *rest: Any) -> Any:
+        pieces.append(choice.chunk)
+        return real(operation, choice, *rest)
+
+    monkeypatch.setattr(over_hosts, "_program", record)
+    for nbytes in (4 << 20, 16 << 20):  # a chain has longer pieces from 8 MiB on
+        simulate_hosts("broadcast", "chain", hosts_of(4, 2), nbytes, NETWORKS["10G"])
+    assert pieces == [256 << 10, 1 << 20]
+
+
+@pytest.mark.parametrize("operation", ["gather", "scatter"])
+def test_operations_that_run_flat_have_a_table_too(
+    operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", operation, "-n", "4", "-s", "1M", "--per-host", "2"]) == 0
+    _, _, row = capsys.readouterr().out.strip().splitlines()
+    assert row.split()[3] == "flat*"
 
 
 L, OVERHEAD, G, R = 10.0, 2.0, 0.5, 0.25
@@ -128,6 +161,8 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
 def test_unknown_cases_are_refused() -> None:
     with pytest.raises(InvalidUsageError, match="no algorithm 'rings' over several hosts"):
         simulate_hosts("all_reduce", "rings", hosts_of(4, 2), 4, NETWORKS["10G"])
+    with pytest.raises(InvalidUsageError, match="leave out --per-host"):
+        simulate_hosts("all_to_all", FLAT, hosts_of(4, 2), 4, NETWORKS["10G"])
 
 
 def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,11 +55,24 @@ def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         (["-n", "4,0"], "no list of numbers above 0"),
         (["--bandwidth", "0"], "above 0 GB/s"),
         (["--latency", "-1"], "no cost is negative"),
+        (["--latency", "nan"], "latency is nan: no cost"),
+        (["--overhead", "inf"], "overhead is inf: no cost"),
+        (["--bandwidth", "nan"], "per_byte is nan: no cost"),
     ],
 )
 def test_wrong_questions(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *argv]) == USAGE_ERROR
     assert said in capsys.readouterr().err
+
+
+def test_stderr_names_each_algorithm_that_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "all_to_all", "-n", "4,5000", "-s", "4K"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.strip().splitlines()) == 4  # both algorithms on 4 ranks
+    assert err == (
+        "aiodist: all_to_all: pairwise on 5,000 ranks with 4 KiB is left out: it would take "
+        "minutes\n"
+    )
 
 
 def test_numbers_never_need_an_exponent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.collectives.cost import COSTS
+from aiodist.collectives.rule_tables import POWERS_OF_TWO
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate import (
     ALGORITHMS,
@@ -24,6 +25,8 @@ by_name = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.op
 
 def test_every_algorithm_is_here() -> None:
     assert {(each.operation, each.name) for each in ALGORITHMS} == set(COSTS)
+    only_cube = {(each.operation, each.name) for each in ALGORITHMS if each.only_cube}
+    assert only_cube == POWERS_OF_TWO
 
 
 @by_name
