@@ -5,10 +5,13 @@ Needs the package distributed: ``pip install 'aiodist[dask]'``.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,6 +35,9 @@ GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 """Between looks whether all workers are there."""
 
+_PLUGIN = "aiodist"
+"""The name of `_WorkerRanks` among a worker's plugins."""
+
 _PRIORITY = 100
 """Above ordinary tasks: a rank that waits for a thread lets all the others wait."""
 
@@ -46,8 +52,9 @@ def submit(
 ) -> list[distributed.Future]:
     """Call ``fn(*args)`` on one rank a worker.
 
-    Each worker process carries one rank at a time. Results stay in the workers' memory until they
-    are gathered.
+    Each worker process carries one rank at a time: another one waits for a worker of one thread,
+    and fails with InvalidUsageError in one of several threads. Results stay in the workers' memory
+    until they are gathered.
 
     Args:
         client: A client of the cluster.
@@ -65,8 +72,9 @@ def submit(
         The futures of the results, by rank.
 
     Raises:
-        InvalidUsageError: Workers are threads of one process, there are no workers, or data is on
-            no chosen worker.
+        InvalidUsageError: Workers are threads of one process, there are no workers, one is unknown
+            or named twice, or data is no futures or on no chosen worker.
+        Exception: What a block of data raised instead of being computed.
     """
     futures, _ = _start(client, fn, args, data, workers, env)
     return futures
@@ -103,8 +111,9 @@ def run(
     Raises:
         RanksError: A rank fails. The others have 5 seconds to end by themselves, and are then
             left to themselves.
-        InvalidUsageError: Workers are threads of one process, there are no workers, or data is on
-            no chosen worker.
+        InvalidUsageError: Workers are threads of one process, there are no workers, one is unknown
+            or named twice, or data is no futures or on no chosen worker.
+        Exception: What a block of data raised instead of being computed.
     """
     futures, addresses = _start(client, fn, args, data, workers, env)
     results: dict[int, Any] = {}
@@ -116,10 +125,9 @@ def run(
         for rank, future in list(waiting.items()):
             if future.done():
                 del waiting[rank]
-                error = _error_of(rank, len(futures), future)
-                if error is None:
-                    results[rank] = future.result()
-                else:
+                try:
+                    results[rank] = _result_of(rank, len(futures), future)
+                except Exception as error:  # noqa: BLE001  # the function's own
                     errors[rank] = error
         living = _workers(client)
         for rank in [rank for rank in waiting if addresses[rank] not in living]:
@@ -145,7 +153,7 @@ def _start(
     env: Mapping[str, str] | None,
 ) -> tuple[list[distributed.Future], list[str]]:
     """Do as ``submit``; return the futures and the addresses of their workers, by rank."""
-    chosen = list(_workers(client) if workers is None else workers)
+    chosen = _workers(client) if workers is None else _checked(workers, _workers(client))
     if not chosen:
         raise InvalidUsageError("the cluster has no workers: wait for them, or name some")
     if inside := [address for address in chosen if address.startswith("inproc:")]:
@@ -158,9 +166,11 @@ def _start(
     ordered = [chosen[place.worker] for place in places]
     blocks = None if data is None else _blocks_by_worker(client, data, ordered)
     identity = job_identity(env or {}) | dict(env or {})
-    key = f"aiodist-{identity['AIODIST_RUN_ID']}"
-    pids = client.run(os.getpid, workers=ordered)
-    (port,) = client.run(_reserve, key, workers=ordered[:1]).values()
+    # Dask takes a task whose key it knows for the same task, and jobs may share a run's id.
+    key = f"aiodist-{identity['AIODIST_RUN_ID']}-{secrets.token_hex(8)}"
+    keys = [f"{key}-rank-{place.rank}" for place in places]
+    pids = client.run(_prepare, workers=ordered)
+    (port,) = client.run(_reserve, keys[0], workers=ordered[:1]).values()
     futures = []
     for place, worker in zip(places, ordered, strict=True):
         variables = identity | variables_of(place, len(places), hosts[places[0].worker], port)
@@ -169,7 +179,6 @@ def _start(
             client.submit(
                 _call,
                 fn,
-                key,
                 pids[worker],
                 variables,
                 *own,
@@ -177,7 +186,7 @@ def _start(
                 allow_other_workers=False,
                 priority=_PRIORITY,
                 pure=False,
-                key=f"{key}-rank-{place.rank}",
+                key=keys[place.rank],
             )
         )
     return futures, ordered
@@ -191,34 +200,59 @@ def _workers(client: distributed.Client) -> list[str]:
     return list(client.nthreads())
 
 
+def _checked(workers: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Return ``workers`` as a list. Raises InvalidUsageError unless they are distinct and ``known``."""
+    if isinstance(workers, str):
+        raise InvalidUsageError(f"workers must be several addresses, not the string {workers!r}")
+    chosen = list(workers)
+    for number, address in enumerate(chosen):
+        if address not in known:
+            raise InvalidUsageError(
+                f"{address!r} is no address of a worker; the cluster has {', '.join(known) or 'none'}"
+            )
+        if address in chosen[:number]:
+            raise InvalidUsageError(f"{address} is named twice, and a worker carries one rank")
+    return chosen
+
+
 def _wait_for_one(futures: Sequence[distributed.Future]) -> None:
     """Return when one of ``futures`` is done, and after `_LOOK_SECONDS` at the latest."""
-    try:
+    with contextlib.suppress(TimeoutError, distributed.CancelledError):
         distributed.wait(futures, timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED")
-    except TimeoutError:
-        return
 
 
-def _error_of(rank: int, size: int, future: distributed.Future) -> Exception | None:
-    """Return why the rank of ``future`` has no result; None where it has one."""
+def _result_of(rank: int, size: int, future: distributed.Future) -> Any:
+    """Return the result of ``rank``, whose ``future`` is done. Raises the error of a rank without one."""
     if future.status == "finished":
-        return None
-    error = future.exception()
+        try:
+            return future.result()
+        except Exception as lost:
+            lost.add_note(f"the result of rank {rank} of {size} did not arrive")
+            raise
+    error = future.exception() if future.status == "error" else None
     if isinstance(error, distributed.KilledWorker):
-        return PeerLostError(f"rank {rank} of {size} was lost: {error}", rank=rank)
+        raise PeerLostError(f"rank {rank} of {size} was lost: {error}", rank=rank)
     if not isinstance(error, Exception):
-        return InterruptedCallError(f"the call was {future.status}")
+        raise InterruptedCallError(f"the call was {future.status}")
     trace = "".join(traceback.format_tb(future.traceback()))
     error.add_note(f"rank {rank} of {size} raised this:\n\n{trace.rstrip()}")
-    return error
+    raise error
 
 
 def _blocks_by_worker(
     client: distributed.Client, data: Any, workers: Sequence[str]
 ) -> dict[str, list[distributed.Future]]:
     """Return the blocks of ``data`` that each of ``workers`` is to work on."""
-    futures = distributed.futures_of(data) or list(data)
+    futures = distributed.futures_of(data)
+    if not futures and (others := list(data)):
+        raise InvalidUsageError(
+            f"data must be futures or a persisted collection, not {type(data).__name__} of "
+            f"{type(others[0]).__name__}: a collection of Dask has persist()"
+        )
     distributed.wait(futures)
+    for future in futures:
+        if future.status == "error":
+            future.result()  # raises its error
     holders = client.who_has(futures)
     blocks: dict[str, list[distributed.Future]] = {worker: [] for worker in workers}
     for future in futures:
@@ -232,28 +266,72 @@ def _blocks_by_worker(
     return blocks
 
 
+class _WorkerRanks(distributed.WorkerPlugin):  # type: ignore[misc]  # a class without types
+    """What a worker keeps of its ranks: which one it carries now, and the ports of ranks 0."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._carried = ""  # the text of the rank that this process carries
+        self._ports: dict[str, PortReservation] = {}  # by the key of the task
+
+    def reserve(self, key: str) -> int:
+        """Reserve a port until the task ``key`` is no more: it may be cancelled before it begins."""
+        self._ports[key] = reservation = reserve_port()
+        return reservation.port
+
+    def transition(self, key: Any, start: Any, finish: Any, **more: Any) -> None:
+        """Give back the port of a task that has ended. Dask calls this for every task."""
+        if finish in ("memory", "error", "released", "forgotten"):
+            self._close(key)
+
+    def teardown(self, worker: Any) -> None:
+        for key in list(self._ports):
+            self._close(key)
+
+    def _close(self, key: Any) -> None:
+        held = self._ports.pop(key, None)
+        if held is not None:
+            held.close()
+
+    @contextlib.contextmanager
+    def carrying(self, text: str) -> Iterator[None]:
+        """Carry the rank of that ``text``. Raises InvalidUsageError if another one is carried."""
+        with self._lock:
+            if self._carried:
+                raise InvalidUsageError(
+                    f"this worker carries {self._carried}, which has not ended yet, and can carry "
+                    "no other rank meanwhile: wait for the other call, or choose other workers"
+                )
+            self._carried = text
+        try:
+            yield
+        finally:
+            self._carried = ""
+
+
+async def _prepare(dask_worker: Any) -> int:
+    """Let the worker have `_WorkerRanks`; return the id of its process."""
+    if _PLUGIN not in dask_worker.plugins:
+        await dask_worker.plugin_add(_WorkerRanks(), _PLUGIN)
+    return os.getpid()
+
+
 def _reserve(key: str, dask_worker: Any) -> int:
-    """Reserve a port on the worker of rank 0, until that rank ends or the worker does."""
-    reservation = reserve_port()
-    dask_worker.extensions[key] = reservation
-    return reservation.port
+    """Reserve a port on the worker of rank 0, as long as there is the task ``key``."""
+    port: int = dask_worker.plugins[_PLUGIN].reserve(key)
+    return port
 
 
-def _call(
-    fn: Callable[..., Any], key: str, pid: int, variables: Mapping[str, str], *args: Any
-) -> Any:
+def _call(fn: Callable[..., Any], pid: int, variables: Mapping[str, str], *args: Any) -> Any:
     """Call ``fn`` in the worker's process ``pid``, in one of its threads.
 
     Dask repeats the tasks of a lost worker where its nanny has started it anew. A rank cannot begin
     again there: the others have lost it.
     """
+    rank = int(variables["RANK"])
     if os.getpid() != pid:
-        rank = int(variables["RANK"])
         text = f"rank {rank} was lost: its worker, process {pid}, was started anew"
         raise PeerLostError(text, rank=rank, pid=pid)
-    try:
+    ranks: _WorkerRanks = distributed.get_worker().plugins[_PLUGIN]
+    with ranks.carrying(f"rank {rank} of job {variables['AIODIST_RUN_ID']}"):
         return call_and_leave(fn, args, variables)
-    finally:
-        held: PortReservation | None = distributed.get_worker().extensions.pop(key, None)
-        if held is not None:
-            held.close()

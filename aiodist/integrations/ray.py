@@ -166,16 +166,29 @@ class _RestartStore:
         return found | ({"AIODIST_REPLACEMENT": "1"} if count else {})
 
 
+_LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.LocalRayletDiedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.WorkerCrashedError,
+)
+"""Errors of Ray by which the process of a rank, or what it returned, is gone."""
+
+
 def _bundle(group: Any, number: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
 
 
 def _rank_actor(group: Any, number: int, bundle: Mapping[str, float], max_restarts: int) -> Any:
     """Return an actor in bundle ``number`` of ``group``."""
-    others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+    named = ("CPU", "GPU", "memory")
+    others = {name: amount for name, amount in bundle.items() if name not in named}
     options = {
         "num_cpus": bundle.get("CPU", 0),
         "num_gpus": bundle.get("GPU", 0),
+        "memory": bundle.get("memory"),
         "resources": others,
         "scheduling_strategy": _bundle(group, number),
         "max_restarts": max_restarts,
@@ -214,10 +227,13 @@ def _results(calls: Sequence[Any], ranks: Sequence[Any]) -> list[Any]:
 
 
 def _error(rank: int, size: int, error: Exception) -> Exception:
-    """Return what the function of ``rank`` raised, or that its process was lost."""
+    """Return what the function of ``rank`` raised, that its process was lost, or Ray's own error."""
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         found = cause if isinstance(cause, Exception) else RuntimeError(str(cause))
         found.add_note(f"rank {rank} of {size} raised this:\n\n{error}")
         return found
-    return PeerLostError(f"rank {rank} of {size} was lost: {error}", rank=rank)
+    if isinstance(error, _LOST):
+        return PeerLostError(f"rank {rank} of {size} was lost: {error}", rank=rank)
+    error.add_note(f"rank {rank} of {size} has no result: its outcome did not arrive")
+    return error

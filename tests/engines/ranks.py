@@ -11,6 +11,7 @@ import torch
 
 import aiodist as adist
 import aiodist.sync as dist
+from aiodist.rank_processes import RanksError
 
 STEPS = 8
 
@@ -95,3 +96,63 @@ def sum_blocks(blocks: list[np.ndarray]) -> tuple[int, float]:
     dist.all_reduce(total)
     dist.destroy_process_group()
     return len(blocks), float(total[0])
+
+
+class Unsendable:
+    """An object that does not pickle."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it does not pickle")
+
+
+def return_unsendable(culprit: int) -> Unsendable | None:
+    """Return, on one rank, what cannot travel to the caller."""
+    dist.init_process_group()
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return Unsendable() if rank == culprit else None
+
+
+def fail_without_meeting(culprit: int) -> None:
+    """Raise on one rank before the ranks meet; the others return at once."""
+    if os.environ["RANK"] == str(culprit):
+        raise KeyError("of the test")
+
+
+def call_from_rank_0() -> tuple[int, str, float]:
+    """Start ranks on the workers of this job. Return the error, and a sum over all ranks after it."""
+    import distributed
+
+    from aiodist.integrations import dask
+
+    dist.init_process_group()
+    error = ""
+    if dist.get_rank() == 0:
+        with distributed.worker_client() as client:
+            try:
+                dask.run(client, add, 1)
+            except RanksError as caught:
+                error = str(caught.exceptions[0])
+    total = np.ones(1)
+    dist.all_reduce(total)
+    return dist.get_rank(), error, float(total[0])
+
+
+def _refuse() -> None:
+    raise RuntimeError("it does not unpickle")
+
+
+class UnloadableError(Exception):
+    """An error that pickles and does not unpickle."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def raise_unloadable(culprit: int) -> None:
+    """Raise, on one rank, what the caller cannot unpickle."""
+    dist.init_process_group()
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank == culprit:
+        raise UnloadableError

@@ -74,3 +74,17 @@ def test_ray_starts_a_killed_rank_anew_and_it_rejoins(engine: Any) -> None:
 def test_resources_that_are_not_there_end_the_wait(engine: Any) -> None:
     with pytest.raises(TimeoutError, match="Ray has not had 9 times"):
         engine.run(ranks.train, n=9, placement_timeout=1)
+
+
+def test_an_error_that_does_not_unpickle_is_no_lost_process(engine: Any) -> None:
+    with pytest.raises(RanksError) as caught:
+        engine.run(ranks.raise_unloadable, 1, n=2)
+    error = caught.value.by_rank[1]
+    assert not isinstance(error, PeerLostError)
+    assert "UnloadableError" in str(error)
+    assert "rank 1 of 2 has no result: its outcome did not arrive" in error.__notes__
+
+
+def test_ranks_may_ask_for_memory(engine: Any) -> None:
+    resources = {"CPU": 1, "memory": 50 << 20}
+    assert engine.run(ranks.add, 1, n=2, resources=resources) == [(0, 2.0), (1, 2.0)]

@@ -78,7 +78,8 @@ def _parse(text: str, origin: str) -> HostSlots:
     slots = int(found["colon"] or found["slots"] or 1)
     if slots < 1:
         raise InvalidUsageError(f"{origin}: {text!r}: a host has at least 1 slot")
-    return HostSlots(found["name"].strip("[]"), slots)
+    user, at, host = found["name"].rpartition("@")
+    return HostSlots(f"{user}{at}{host.strip('[]')}", slots)
 
 
 def _is_host_name(text: str) -> bool:
@@ -90,8 +91,12 @@ def _is_host_name(text: str) -> bool:
 
 def _merged(hosts: Iterable[HostSlots]) -> list[HostSlots]:
     slots: dict[str, int] = {}
+    here = None  # the first of the names of this machine stands for all of them
     for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
+        name = host.name
+        if host.is_here:
+            here = name = here or name
+        slots[name] = slots.get(name, 0) + host.slots
     if not slots:
         raise InvalidUsageError("no host is named: write -H host1:4,host2:4, or a line for each")
     return [HostSlots(name, count) for name, count in slots.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ def test_hosts_are_named_with_their_slots() -> None:
 
 def test_the_slots_of_a_host_that_is_named_twice_add_up() -> None:
     assert parse_hosts("a:2,b,a") == [HostSlots("a", 3), HostSlots("b", 1)]
+
+
+def test_the_names_of_this_machine_are_one_host() -> None:
+    """Otherwise its ranks would share local ranks, and thus GPUs."""
+    hosts = parse_hosts(f"a,localhost:2,{socket.gethostname()}:3,127.0.0.1")
+    assert hosts == [HostSlots("a", 1), HostSlots("localhost", 6)]
+
+
+def test_an_ipv6_address_may_have_a_user() -> None:
+    assert parse_hosts("me@[fe80::1]:2") == [HostSlots("me@fe80::1", 2)]
 
 
 def test_a_hostfile_has_the_forms_of_other_launchers(tmp_path: Path) -> None:
