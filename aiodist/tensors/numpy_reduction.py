@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
+from math import nan
 from types import MappingProxyType
 from typing import Any
 
@@ -69,6 +70,7 @@ class NumpyReduction:
         "_dtype",
         "_multiply",
         "_op",
+        "_operands",
         "_sets_flags",
         "itemsize",
         "needs_finish",
@@ -81,6 +83,10 @@ class NumpyReduction:
         self._op = op
         self._sets_flags = dtype.kind in "fc"  # integers set no floating-point flags
         self._dtype = dtype
+        # Parts add up by themselves. numpy's sum of two complex numbers takes the NaN of either,
+        # by which of them the result replaces.
+        is_sum_of_parts = op is np.add and dtype.kind == "c"
+        self._operands = dtype.type(0).real.dtype if is_sum_of_parts else dtype
         self._multiply = multiply
         self._divide = divide
         self.itemsize = dtype.itemsize
@@ -101,7 +107,7 @@ class NumpyReduction:
             raise ValueError(f"cannot reduce {len(a)} and {len(b)} bytes into {len(out)}")
         if not len(out):
             return _nothing
-        dtype = self._dtype
+        dtype = self._operands
         if len(out) == dtype.itemsize and (of_one := _OF_ONE.get((self._op, dtype.char))):
             return partial(of_one, _number(a), _number(b), _number(out))
         result = np.frombuffer(out, dtype)
@@ -126,11 +132,13 @@ def _number(view: memoryview) -> memoryview[float]:
 
 
 def _add_one(a: memoryview[float], b: memoryview[float], out: memoryview[float]) -> None:
-    out[0] = a[0] + b[0]
+    value = a[0] + b[0]
+    out[0] = value if value == value else nan
 
 
 def _multiply_one(a: memoryview[float], b: memoryview[float], out: memoryview[float]) -> None:
-    out[0] = a[0] * b[0]
+    value = a[0] * b[0]
+    out[0] = value if value == value else nan
 
 
 _OF_ONE: Mapping[tuple[Any, str], Callable[..., object]] = MappingProxyType(
@@ -145,6 +153,8 @@ _OF_ONE: Mapping[tuple[Any, str], Callable[..., object]] = MappingProxyType(
 A loss, a norm: Python itself is done before a ufunc has looked at its arguments. The bits are the same.
 It computes with doubles; a sum or product of two float32 that is rounded to double and then to float32
 is what it is when rounded to float32 at once (Figueroa, "When is double rounding innocuous?", 1995).
+Each NaN becomes the same one. Python would take the first or the second of two NaNs, by how often it has
+executed the line, and ranks differ in that.
 """
 
 

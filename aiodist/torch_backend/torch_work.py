@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,7 +12,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from aiodist.torch_backend.devices import accelerators_of
-from aiodist.torch_backend.futures import Completions
+from aiodist.torch_backend.futures import Completions, level_here
 from aiodist.torch_backend.submission import Operation, Operations
 
 
@@ -34,6 +35,7 @@ class TorchWork(c10d.Work):
         self._completions = completions
         self._root: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._is_waited_for = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation ends. Returns True, or raises its error.
@@ -41,8 +43,14 @@ class TorchWork(c10d.Work):
         The data is there then, on a GPU too: later work of the current stream comes after it. A
         host that has to move the bytes itself cannot make only the stream wait. After ``timeout``,
         if it is more than zero, the operation fails on all its ranks.
+
+        The future of `get_future` is complete then, too, except in a callback of another future.
         """
-        self.operation.wait(timeout_seconds(timeout))
+        self.operation.block(timeout_seconds(timeout))
+        self._is_waited_for = True
+        if self._future is not None:
+            self._complete(self._future)
+        self.operation.wait()
         return True
 
     def synchronize(self) -> None:
@@ -118,7 +126,19 @@ class TorchWork(c10d.Work):
                 alone = Completions()
                 alone.add(operation, root, ordered=False)
                 alone.close(join=False)
+        if self._is_waited_for:
+            self._complete(self._future)
         return self._future
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        """Wait until the thread of futures has completed ``future``, whose operation has ended.
+
+        A callback waits only for futures that a thread of a deeper level completes. The thread of its
+        own level may have the callback in progress, so waiting for that one would never end.
+        """
+        if self._completions is None or level_here() <= self._completions.level:
+            with contextlib.suppress(Exception):  # `wait` and the future's readers raise it
+                future.wait()
 
 
 class TorchReceive(TorchWork):

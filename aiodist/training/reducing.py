@@ -56,7 +56,7 @@ class Reducer(ABC):
 
         Args:
             parameters: Those of a model, ``model.parameters()``; what needs no gradient is left
-                out.
+                out. If it needs one later, make a new reducer.
             op: AVG or SUM over the ranks of the group.
             compression: How gradients travel.
             bucket_bytes: The most bytes of gradients in a bucket; a larger parameter has its own
@@ -98,11 +98,8 @@ class Reducer(ABC):
         members = current_world().find(group)
         if isinstance(members, NonGroupMember):
             raise InvalidUsageError("this rank is not in the group that is to train")
-        trained = [
-            parameter
-            for parameter in check_tensors(parameters, "parameters")
-            if parameter.requires_grad
-        ]
+        everything = check_tensors(parameters, "parameters")
+        trained = [parameter for parameter in everything if parameter.requires_grad]
         if not trained:
             raise InvalidUsageError("no parameter needs a gradient: there is nothing to train")
         _check_free(trained)
@@ -123,6 +120,7 @@ class Reducer(ABC):
             if divisor != members.size:
                 self._factor = divisor / members.size
         self._trained = trained
+        self._frozen = [parameter for parameter in everything if not parameter.requires_grad]
         self._silent = False
         self._is_synchronized = False
         self._lock = Lock()
@@ -236,6 +234,13 @@ class Reducer(ABC):
                 "after each backward(), and run all but the last of several under no_sync(), or "
                 "make the reducer with backward_passes_per_step"
             )
+        for frozen in self._frozen:
+            if frozen.requires_grad and frozen.grad is not None:
+                raise InvalidUsageError(
+                    f"a parameter of shape {tuple(frozen.shape)} needed no gradient when this reducer was "
+                    "made, and has one now that would differ between ranks: close() this reducer, and "
+                    "make one when all parameters to train need a gradient"
+                )
         for bucket in self._buckets:
             parameter = bucket.changed()
             if parameter is not None:

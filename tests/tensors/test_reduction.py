@@ -189,6 +189,27 @@ def test_a_number_by_itself_has_the_bits_that_it_has_among_others(op: str, dtype
             assert np.isnan(np.frombuffer(two, kind)).all()
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        *itertools.product(("SUM", "PRODUCT"), ("float32", "float64")),
+        ("SUM", "complex64"),
+        ("SUM", "complex128"),
+    ],
+)
+def test_one_nan_of_two_has_the_same_bits_in_each_call(op: str, dtype: str) -> None:
+    """Ranks are to agree, however often each has reduced and which operand its result replaces."""
+    reduce = named(op, dtype)
+    a, b = np.array([np.nan], dtype).tobytes(), np.array([-np.nan], dtype).tobytes()
+    assert a != b
+    found = set()
+    for place in [0, 1, 2] * 20:
+        places = left, right, _ = aligned(a), aligned(b), scratch(len(a))
+        reduce.into(left, right, places[place])
+        found.add(bytes(places[place]))
+    assert len(found) == 1
+
+
 def test_min_and_max_propagate_nan_from_either_side():
     for op, (a, b) in itertools.product(("MIN", "MAX"), ((np.nan, 1), (1, np.nan))):
         acc = aligned(np.float32([a]).tobytes())

@@ -37,6 +37,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("compiled:traced", 2),
         ("compiled:replicas", 2),
         ("operations:futures", 3),
+        ("operations:futures_of_finished_works", 3),
         ("operations:errors", 2),
         ("devices:served", 2),
         ("devices:refused", 2),

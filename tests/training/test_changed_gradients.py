@@ -121,3 +121,31 @@ async def test_the_async_reducer_raises_too() -> None:
             await reducer.synchronize()
 
     await run_ranks(2, on_rank)
+
+
+async def test_a_parameter_that_needs_a_gradient_later_needs_a_new_reducer() -> None:
+    async def on_rank(rank: int) -> None:
+        model = fresh()
+        first = next(model.parameters())
+        first.requires_grad_(False)
+        reducer = AsyncReducer(model.parameters())
+        part = parts(rank, 2)[0]
+        loss_of(model, part, extra=True).backward()
+        await reducer.synchronize()
+        first.requires_grad_(True)
+        model.zero_grad()
+        loss_of(model, part, extra=True).backward()
+        with pytest.raises(
+            InvalidUsageError, match="needed no gradient when this reducer was made"
+        ):
+            await reducer.synchronize()
+        reducer.close()
+        model.zero_grad()
+        reducer = AsyncReducer(model.parameters())
+        loss_of(model, part, extra=True).backward()
+        assert first.grad is not None
+        own = first.grad.clone()
+        await reducer.synchronize()
+        assert not torch.equal(first.grad, own)
+
+    await run_ranks(2, on_rank)

@@ -154,6 +154,21 @@ def uneven_inputs(rank: int, size: int) -> None:
     check_equal_replicas(wrapped.module, size)
 
 
+def uneven_inputs_divided_by_the_ranks_with_data(rank: int, size: int) -> None:
+    """As `uneven_inputs`, but gradients are means over the ranks that still have batches."""
+    reference = Net()
+    data = batches(size, size + 1)
+    has_data = [
+        (x[ROWS * max(0, i - 1) :], y[ROWS * max(0, i - 1) :]) for i, (x, y) in enumerate(data)
+    ]
+    wrapped = DistributedDataParallel(copy.deepcopy(reference), bucket_cap_mb=0.002)
+    train(reference, has_data, lambda _: True)
+    with Join([wrapped], divide_by_initial_world_size=False):
+        train(wrapped, [(own(x, rank), own(y, rank)) for x, y in data[: rank + 2]], lambda _: True)
+    check_close(wrapped.module, reference)
+    check_equal_replicas(wrapped.module, size)
+
+
 def bfloat16(state, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations
     # By its own name, torch takes this hook only where it finds CUDA.
     return default_hooks.bf16_compress_hook(state, bucket)

@@ -293,6 +293,38 @@ def futures(rank: int, size: int) -> None:
         assert torch.equal(future.wait(), torch.full((3,), float(expected)))
 
 
+def futures_of_finished_works(rank: int, size: int) -> None:
+    """After `wait` the future has a value, asked for before or after it."""
+    for number in range(20):
+        before, after = torch.full((4,), float(number)), torch.full((4,), float(number))
+        work = dist.all_reduce(before, async_op=True)
+        future = work.get_future()
+        work.wait()
+        assert future.done()
+        assert torch.equal(future.value()[0], torch.full((4,), float(size * number)))
+        work = dist.all_reduce(after, async_op=True)
+        work.wait()
+        assert torch.equal(work.get_future().value()[0], before)
+        if rank < 2:
+            value = torch.full((4,), float(number))
+            message = dist.irecv(value, 0) if rank else dist.isend(value, 1)
+            future = message.get_future()
+            message.wait()
+            assert torch.equal(future.value()[0], value)
+
+    def waits_within(future: torch.futures.Future[Any]) -> Any:
+        inner = dist.all_reduce(future.value()[0], async_op=True)
+        value = inner.get_future()
+        inner.wait()
+        outer.wait()  # its future has this callback in progress
+        return value.value()[0]
+
+    ones = torch.ones(2)
+    outer = dist.all_reduce(ones, async_op=True)
+    last = outer.get_future().then(waits_within)
+    assert last.wait()[0] == size**2
+
+
 def errors(rank: int, size: int) -> None:
     """They come when the operation is waited for, and the group goes on after them."""
 
