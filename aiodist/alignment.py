@@ -30,8 +30,7 @@ def up(nbytes: int) -> int:
 
 
 def gap(head: int, length: int) -> int:
-    """Return how many bytes to leave free between a head of ``head`` bytes and ``length`` bytes of
-    data.
+    """Return how many bytes to leave free between a head of ``head`` bytes and ``length`` bytes of data.
 
     The result is 0 for short data. The data then begins `LEAD` bytes behind the start of the head:
     the system puts the bytes of one call at the start of a page, unless bytes of an earlier call

@@ -1,6 +1,4 @@
-"""aiodist's own implementations of a collective: by messages, in shared memory, or inside each host
-first.
-"""
+"""aiodist's own ways to run a collective: by messages, in shared memory, or inside each host first."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ def key_of(words: int, number: int, sender: int, receiver: int) -> Key:
 
 
 def decline(group: GroupEngine, src: int, meta: bytes) -> InvalidUsageError:
-    """Refuse an announced message on a receive over aiodist's streams, and return the receiver's
-    error.
+    """Refuse an announced message on a receive over aiodist's streams, and return the receiver's error.
 
     The sender gets its own error.
     """

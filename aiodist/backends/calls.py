@@ -32,9 +32,7 @@ class Call(ABC):
 
     @property
     def nbytes(self) -> int | None:
-        """Return the length by which the algorithm is chosen, or None if ranks only know their own
-        blocks.
-        """
+        """Return the length by which the algorithm is chosen; None: ranks only know their own blocks."""
         return None
 
     @abstractmethod

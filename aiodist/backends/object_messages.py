@@ -67,9 +67,7 @@ def message_of(first: bytes | Packed) -> Packed:
 
 
 class Packing:
-    """An object that is being packed. The constructor does the first step, and raises if it is
-    refused.
-    """
+    """An object that is being packed. The constructor does the first step, and raises if it is refused."""
 
     def __init__(
         self, codec: ObjectCodec, obj: Any, allow_pickle: bool, first: bytes | Packed | None
@@ -289,9 +287,7 @@ class ObjectMessages:
             raise
 
     def _take_parts_back(self, to: int, parts: list[Send]) -> None:
-        """Replace those ``parts`` that have not gone by empty messages, because the receiver awaits
-        them.
-        """
+        """Replace ``parts`` that have not gone by empty messages, because the receiver awaits them."""
         messenger = self._group.messenger
         for part in parts:
             if not part.done and messenger.withdraw_send(to, part):

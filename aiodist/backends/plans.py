@@ -43,9 +43,7 @@ _NO_ROOM = 1 << 62
 
 
 class GroupShape:
-    """A rank's position in its group, the rules by which all ranks choose, and the caches of its
-    plans.
-    """
+    """A rank's position in its group, the rules by which all ranks choose, and the caches of its plans."""
 
     __slots__ = ("rank", "rules", "size", "view_cache")
 

@@ -13,8 +13,7 @@ from aiodist.groups.work import Work
 from aiodist.wire.frames import TENSOR
 
 Start = Callable[[MessageContext], Coroutine[Any, Any, Awaitable[object]]]
-"""Returns when a message is completely on its way; its result completes when the message has gone.
-"""
+"""Returns when a message is completely on its way; its result completes when the message has gone."""
 
 
 class Sends:

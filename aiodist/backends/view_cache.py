@@ -1,6 +1,4 @@
-"""Cache what a group's operations have made for the memory of one tensor, for the next operation on
-it.
-"""
+"""Cache what a group's operations have made for the memory of one tensor, for the next operation on it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""All-to-all over shared memory: each rank publishes what it has for everyone, each copies what is
-its own.
+"""All-to-all over shared memory: each rank publishes what it has for everyone, each copies what is its own.
 
 First a slot with the n lengths, since ranks do not know each other's; blocks that fit into the slot
 behind them stand there, and that is all: one step. Else a chunk is cut into n parts, one for each

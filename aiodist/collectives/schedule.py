@@ -54,8 +54,7 @@ class ScheduleRun:
         """The most steps that have been released: all of them in the end."""
 
     def begin(self) -> None:
-        """Publish the first chunk before the peers have arrived, if it is this rank's and its place
-        is free.
+        """Publish the first chunk before the peers arrive, if it is this rank's and its place is free.
 
         A rank that arrives early then has it ready for the last one. No rank reads it before it has
         seen this one's slot.

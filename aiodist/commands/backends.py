@@ -1,5 +1,4 @@
-"""``aiodist backends``: which backends can run on this machine, why the others cannot, and which
-function works there with which."""
+"""``aiodist backends``: which backends run here, why others do not, and which function works with which."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ class ShmOpening:
         return self._members.index(rank) > self._place
 
     def _tell(self, is_complete: bool) -> None:
-        """Ring for the neighbours that have not heard that this rank, or every member, has said what
-        room it has.
+        """Ring for the neighbours that have not heard that this rank, or every member, has said its room.
 
         A lower rank is not connected to for that at first: it connects to this one when it has said so.
         """

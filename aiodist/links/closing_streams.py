@@ -21,9 +21,7 @@ class LossSuspicion:
     """
 
     def __init__(self, bytes_heard: Callable[[], int], verdict: Callable[[], None]) -> None:
-        """Start to watch. ``bytes_heard()``: returns how many bytes have come on all streams of the
-        rank.
-        """
+        """Start to watch. ``bytes_heard()`` returns how many bytes have come on all streams of the rank."""
         self._bytes_heard = bytes_heard
         self._verdict = verdict
         self._wait()

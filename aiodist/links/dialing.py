@@ -15,9 +15,7 @@ _NOBODY = ConnectionRefusedError, FileNotFoundError
 
 
 class Introducible(Protocol):
-    """A new connection: a `p2p.link.Link`, or a
-    `liveness.heartbeat_connection.HeartbeatConnection`.
-    """
+    """A new connection: a `p2p.link.Link`, or a `liveness.heartbeat_connection.HeartbeatConnection`."""
 
     connection: Connection
     on_proven: Callable[[BaseException | None], None] | None
@@ -54,8 +52,7 @@ async def introduce(link: Introducible, rank: int, seconds: float) -> None:
 
 
 def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:
-    """Return why a rank counts as gone that answers at no address; the text follows the rank's
-    name.
+    """Return why a rank counts as gone that answers at no address; the text follows the rank's name.
 
     ``tried``: the error of each of its addresses. ``left``: the rank is known to have left in good
     order.

@@ -10,8 +10,7 @@ from pathlib import Path
 
 
 def have_cores(pids: Iterable[int]) -> bool:
-    """Return whether these processes of this host can all run at once, each on a core that it may
-    use.
+    """Return whether these processes of this host can all run at once, each on a core that it may use.
 
     They can if launchers have put them on separate cores, or if each may use at least as many cores
     as there are processes. For sets of cores that overlap in part the answer is sometimes too

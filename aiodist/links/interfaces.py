@@ -92,8 +92,7 @@ def _ipv6_addresses(table: str) -> dict[str, list[str]]:
 
 
 def route_to(address: str) -> str | None:
-    """Return this host's own address on the route to the numeric ``address``, or None without a
-    route.
+    """Return this host's own address on the route to the numeric ``address``, or None without a route.
 
     Connecting a datagram socket asks the routing table and sends nothing.
     """
@@ -108,8 +107,7 @@ def route_to(address: str) -> str | None:
 
 
 def default_address(interfaces: Sequence[Interface] | None = None) -> str:
-    """Return the address by which other hosts most likely reach this one; loopback if there is no
-    other.
+    """Return the address by which other hosts most likely reach this one; loopback if there is no other.
 
     The default route's address comes first, IPv4 before IPv6, then the first that is not loopback.
     """
@@ -199,9 +197,7 @@ def _in_order(usable: Sequence[Interface], names: Iterable[str]) -> list[Interfa
 
 
 def _matches(interface: str, name: str) -> bool:
-    """Return whether ``name`` matches: ``=eth0`` means only eth0; ``eth`` means eth0, eth1 and so
-    on.
-    """
+    """Return whether ``name`` matches: ``=eth0`` means only eth0; ``eth`` means eth0, eth1 and so on."""
     return interface == name[1:] if name.startswith("=") else interface.startswith(name)
 
 

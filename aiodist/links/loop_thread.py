@@ -12,9 +12,7 @@ _JOIN_SECONDS = 2.0
 
 
 class LoopThread:
-    """A daemon thread that runs one coroutine. Call ``start``, and in the end ``close`` or
-    ``stop``.
-    """
+    """A daemon thread that runs one coroutine. Call ``start``, and in the end ``close`` or ``stop``."""
 
     def __init__(self, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Prepare the thread; the running loop is the owner's loop.

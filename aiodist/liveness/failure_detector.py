@@ -1,5 +1,4 @@
-"""One rank's failure detector: its heartbeat connections, its deadlines, and the news that it
-passes on.
+"""One rank's failure detector: its heartbeat connections, its deadlines, and the news that it passes on.
 
 The detector lives in an event loop of its own (`heartbeat_thread`), and knows nothing of groups or
 messages. News of a lost rank floods the network of detectors: each rank tells its neighbours once.
@@ -41,8 +40,7 @@ _FAREWELL_SECONDS = 1.0
 
 
 class FailureDetector:
-    """Watch the neighbours on the ring and spread news of lost ranks. Belongs to the loop that
-    creates it.
+    """Watch the neighbours on the ring and spread news of lost ranks. Belongs to the loop that creates it.
 
     Call ``open`` first, then ``meet``.
     """
@@ -129,9 +127,7 @@ class FailureDetector:
             self._remove(rank)
 
     async def leave(self, last_activity: str = "") -> None:
-        """Say goodbye, or ``last_activity``, why this rank is lost; close everything in bounded
-        time.
-        """
+        """Say goodbye, or ``last_activity``, why this rank is lost; close everything in bounded time."""
         if self._over and not self._listeners:
             return
         self._over = True
@@ -232,8 +228,7 @@ class FailureDetector:
             line.tell(FrameType.BEAT, pulse)
 
     def _until_next_beat(self) -> float:
-        """Return the seconds to the next multiple of the interval on the host's clock, at least
-        half of one.
+        """Return the seconds to the next multiple of the interval by the host's clock, at least half of it.
 
         All ranks of a host therefore beat together. Each wakes once or twice for the heartbeats of
         all its neighbours, instead of once for each.
@@ -262,9 +257,7 @@ class FailureDetector:
         return 0 <= rank < self.size and self._rank_infos[rank].mark == mark
 
     def _ended(self, rank: int, why: str) -> None:
-        """Handle the end of a connection to ``rank``: the rank may come back within the grace
-        period.
-        """
+        """Handle the end of a connection to ``rank``: the rank may come back within the grace period."""
         self._endings[rank] = why
         self._deadlines.hurry(rank, time.monotonic() + GRACE_SECONDS)
         self._loop.call_later(GRACE_SECONDS, self._judge)
@@ -345,9 +338,7 @@ class FailureDetector:
                 del self._dialling[rank]
 
     async def _try_addresses(self, rank: int) -> str:
-        """Connect by the first address that works. If all refuse, return their errors, else an
-        empty text.
-        """
+        """Connect by the first address that works. Return the errors if all refuse, else an empty text."""
         refusals: list[str] = []
         rank_info, own = self._rank_infos[rank], self._rank_infos[self.rank]
         addresses = [

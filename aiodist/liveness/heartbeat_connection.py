@@ -46,9 +46,7 @@ class HeartbeatConnection:
         self.connection.send([encode(type, meta=meta, id=id)])
 
     def abort(self, error: BaseException) -> None:
-        """Close at once because of ``error``, and report it to the task that waits for the
-        handshake.
-        """
+        """Close at once because of ``error``, and report it to the task that waits for the handshake."""
         self.connection.abort()
         self.lost(error)
 

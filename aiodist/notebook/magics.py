@@ -33,8 +33,7 @@ class RanksMagics(Magics):
     @argument("--close", action="store_true", help="end the ranks")
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> None:
-        """Execute the cell on every rank; ``%ranks -n 4`` alone starts ranks, ``%ranks --close``
-        ends them.
+        """Execute the cell on every rank; ``%ranks -n 4`` alone starts ranks, ``%ranks --close`` ends them.
 
         Names live on from cell to cell on each rank. The ranks' default group is initialised, and
         ``import aiodist as dist`` (with a top-level ``await``) and ``import aiodist.sync as dist``

@@ -23,8 +23,7 @@ log = logging.getLogger("aiodist")
 async def answer_questions(
     observer: Observer | None, store: Store, host: str, deadline: Deadline
 ) -> None:
-    """Start to answer. Ranks that are reached by TCP learn each other's addresses. All ranks must
-    call it.
+    """Start to answer. Ranks that are reached by TCP learn each other's addresses. All ranks must call it.
 
     ``host``: this rank's own address. If this rank cannot listen, the log says so, and it continues
     without. Raises what `exchange` raises, and then leaves nothing open.

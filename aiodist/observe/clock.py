@@ -81,9 +81,7 @@ def _aligned(part: RankReport, reference: RankReport) -> Alignment:
 
 
 def _by_estimates(part: RankReport) -> Alignment:
-    """Align by two estimates. After the last one the line continues, and so does the error of its
-    slope.
-    """
+    """Align by two estimates. After the last one the line continues, and so does the error of its slope."""
     if not part.samples:
         return Alignment((), 0)
     first, last = part.samples[0], part.samples[-1]

@@ -84,8 +84,7 @@ def _place_of_tasks(main: object, loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _innermost(task: asyncio.Task[Any]) -> tuple[FrameType | None, bool]:
-    """Return the innermost frame of the program in which ``task`` waits, and whether it awaits
-    aiodist there.
+    """Return the program's innermost frame in which ``task`` waits, and whether it awaits aiodist there.
 
     The task may run meanwhile, in another thread: a coroutine that runs or has ended awaits nothing.
     """
@@ -119,9 +118,7 @@ def _describe(frame: FrameType) -> str:
 
 
 def _is_library(name: str) -> bool:
-    """Return whether a module is Python's own, aiodist's or torch's; other packages are the
-    program's choice.
-    """
+    """Return whether a module is Python's, aiodist's or torch's; others are the program's choice."""
     if name.startswith((_OURS, "<frozen")) or _TORCH in name:
         return True
     return name.startswith(_LIBRARY) and not any(part in name for part in _PACKAGES)

@@ -11,8 +11,7 @@ from aiodist.observe.text_table import ranks
 
 @dataclass(frozen=True)
 class GroupStory:
-    """A group as the reports of its members describe it. ``started``: by rank, for ranks with a
-    report.
+    """A group as the reports of its members describe it. ``started``: by rank, for ranks with a report.
 
     ``first_difference``: the lowest sequence number in which members differ, or None. They differ
     if they started different calls, if only some started it, or if it ended differently.

@@ -44,8 +44,7 @@ KEPT_OPERATIONS = 128
 
 
 def job_name(environ: Mapping[str, str], key: bytes) -> str:
-    """Return the name of the job in `aiodist why` and in file names: AIODIST_RUN_ID, and a few
-    digits.
+    """Return the name of the job in `aiodist why` and in file names: AIODIST_RUN_ID, and a few digits.
 
     The digits are made from the ``key`` that all ranks got when they met. Another meeting under the
     same AIODIST_RUN_ID (a restart, or the torch backend besides aiodist) therefore has another
@@ -118,8 +117,7 @@ class Observer:
     # -- dumps
 
     def dump(self, reason: str, directory: str | os.PathLike[str] | None = None) -> Path:
-        """Write this rank's report into ``directory``, or the directory of AIODIST_DUMP_DIR. Any
-        thread.
+        """Write this rank's report into ``directory``, or the directory of AIODIST_DUMP_DIR. Any thread.
 
         Raises OSError.
         """
@@ -197,9 +195,7 @@ class Observer:
         return self._server is None or self._pid != os.getpid()
 
     def close(self) -> None:
-        """Stop when the world closes. Idempotent; in a forked child it only releases what was
-        inherited.
-        """
+        """Stop when the world closes. Idempotent; in a forked child it only releases what was inherited."""
         if self._traces:
             atexit.unregister(self._write_trace)
             self._write_trace()

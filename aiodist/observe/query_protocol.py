@@ -44,24 +44,18 @@ class Trust:
     """The credentials by which ranks of one job know each other between hosts. Thread-safe."""
 
     def __init__(self, key: bytes, certificates: Certificates | None = None) -> None:
-        """Create credentials. ``certificates``: of this rank, if the job uses TLS; read on first
-        use.
-        """
+        """Create credentials. ``certificates``: of this rank, if the job uses TLS; read on first use."""
         self.key = key
         self._certificates = certificates
 
     def as_asker(self, line: Line) -> None:
-        """Prove both sides to each other. Raises HandshakeError or OSError if the other is not of
-        this job.
-        """
+        """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
         if self._asking is not None:
             line.secure(self._asking, server_side=False)
         line.prove_as_asker(self.key)
 
     def as_answerer(self, line: Line) -> None:
-        """Prove both sides to each other. Raises HandshakeError or OSError if the other is not of
-        this job.
-        """
+        """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
         if self._answering is not None:
             line.secure(self._answering, server_side=True)
         line.prove_as_answerer(self.key)
@@ -109,9 +103,7 @@ class Line:
         self._send(_LENGTH.pack(len(message)) + message)
 
     def receive(self, longest: int) -> bytes:
-        """Return the next message. Raises EOFError at the end, ProtocolError, OSError (also on
-        timeout).
-        """
+        """Return the next message. Raises EOFError at the end, ProtocolError, OSError (also on timeout)."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if length > longest:
             raise ProtocolError(f"a message of {length} bytes, where {longest} is the most")

@@ -34,9 +34,7 @@ class ObservedGroup(Protocol):
 
 
 class Observed(Protocol):
-    """What the observer reads; `groups.world.World` is one. Every method may be called from any
-    thread.
-    """
+    """What the observer reads; `groups.world.World` is one. Every method may be called from any thread."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -49,9 +47,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a rank's process. ``host_id`` is equal for ranks under one kernel, thus of
-    one clock.
-    """
+    """The identity of a rank's process. ``host_id`` is equal for ranks of one kernel, thus of one clock."""
 
     job: str
     rank: int
@@ -76,9 +72,7 @@ class GroupState:
 
 @dataclass(frozen=True)
 class ClockSample:
-    """At time ``clock`` (ns, of this rank) rank 0's clock was ahead by ``offset``, plus or minus
-    ``error``.
-    """
+    """At this rank's ``clock`` (ns), rank 0's clock was ahead by ``offset``, plus or minus ``error``."""
 
     clock: int
     offset: int
@@ -91,9 +85,7 @@ SO_FAR = "so far"
 
 @dataclass(frozen=True)
 class RankReport:
-    """The report of one rank. ``clock`` and ``wall`` are its `monotonic_ns` and `time` when it was
-    made.
-    """
+    """The report of one rank. ``clock`` and ``wall`` are its `monotonic_ns` and `time` when it was made."""
 
     identity: Identity
     reason: str
@@ -182,9 +174,7 @@ def decode_report(data: bytes) -> RankReport:
 
 
 def _made(kind: Callable[..., Any], facts: dict[str, Any]) -> Any:
-    """Return a dataclass instance from all of its fields, each checked to be a JSON scalar of its
-    type.
-    """
+    """Return a dataclass instance from all of its fields, each checked to be a JSON scalar of its type."""
     known = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     if facts.keys() != known.keys():
         raise ValueError(f"fields {sorted(facts.keys() ^ known.keys())}")

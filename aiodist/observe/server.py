@@ -233,9 +233,7 @@ class Server:
                 raise ProtocolError(f"a question that this version does not know: {question!r}")
 
     def _relay(self, ranks: list[int], seconds: float, question: dict[Any, Any]) -> bytes:
-        """Put ``question`` to ranks on other hosts. Raises ProtocolError for one that is not passed
-        on.
-        """
+        """Put ``question`` to ranks on other hosts. Raises ProtocolError for one that is not passed on."""
         if question.get("ask") not in RELAYED:
             raise ProtocolError(f"a question that is not passed on: {question!r}")
         limit = min(seconds, RELAY_SECONDS)

@@ -137,9 +137,7 @@ def _reaching(ranks: Sequence[int], back: Mapping[int, set[int]]) -> frozenset[i
 
 
 def _cycle(start: int, edges: Mapping[int, set[int]]) -> tuple[int, ...]:
-    """Return a path through ``edges`` from a rank back to itself; it exists, since every path goes
-    on.
-    """
+    """Return a path through ``edges`` from a rank back to itself; it exists, since every path goes on."""
     way: list[int] = []
     rank = start
     while rank not in way:

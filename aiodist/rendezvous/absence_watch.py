@@ -1,5 +1,4 @@
-"""Detect a rank that falls silent while ranks meet: each rank beats in a store and reads other
-beats.
+"""Detect a rank that falls silent while ranks meet: each rank beats in a store and reads other beats.
 
 Before ranks know each other's addresses they have no heartbeat connections (`liveness`), only a
 store. Each rank therefore runs a thread with its own handle on a store, in which it counts up a
@@ -214,8 +213,7 @@ class AbsenceWatch:
             await asyncio.gather(calling, return_exceptions=True)
 
     async def _check_arrivals(self, store: Store) -> None:
-        """Look up the absent ranks in advance: when the list is needed, the store may be out of
-        reach.
+        """Look up the absent ranks in advance: when the list is needed, the store may be out of reach.
 
         If rank 0 serves the store, it tells the others; in a file each rank looks for itself.
         """

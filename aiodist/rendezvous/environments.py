@@ -1,5 +1,4 @@
-"""The environment variables of each launcher: one table with a row per launcher; the first match
-counts.
+"""The environment variables of each launcher: one table with a row per launcher; the first match counts.
 
 RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are common to all launchers and win over a
 launcher's own variables. The launcher's variables supply only what these leave unset.

@@ -70,8 +70,7 @@ class Rendezvous:
         return self._attendance.heeding()
 
     async def done(self) -> None:
-        """Record that this rank needs nothing more from the store. Idempotent; `close` does it as
-        well.
+        """Record that this rank needs nothing more from the store. Idempotent; `close` does it as well.
 
         If every rank does so early, rank 0 can close without waiting. Never raises a DistError: a
         store that is gone needs no goodbye.

@@ -161,9 +161,7 @@ def _source(method: InitMethod, here: Surroundings, rank: Number, size: Number) 
 
 
 def _is_agents(host: str, port: Number, method: InitMethod, here: Surroundings) -> bool:
-    """Return whether the launcher's agent serves there: ranks that name its port by URL have to use
-    it.
-    """
+    """Return whether the launcher's agent serves there: ranks that name its port by URL have to use it."""
     if not here.launcher.agent or method.scheme == "env":
         return here.launcher.agent
     agents = here.meeting()

@@ -77,9 +77,7 @@ class MeetingStore:
 async def open_place(
     plan: MeetingPlan, environ: Mapping[str, str], deadline: Deadline
 ) -> MeetingStore:
-    """Open the store of ``plan``. Raises DistStoreError or DistNetworkError and then leaves nothing
-    open.
-    """
+    """Open the store of ``plan``. Leaves nothing open if it raises: DistStoreError, DistNetworkError."""
     if plan.file is not None:
         file = await FileStore.open(plan.file, plan.rank, deadline)
         where, given_back = f"the file {plan.file}", file.close_in_child
@@ -241,9 +239,7 @@ def _is_numeric(host: str) -> bool:
 
 
 def _routed(addresses: list[str], master: Master) -> str:
-    """Return an address to which this host has a route, IPv4 first: every rank then picks the same
-    family.
-    """
+    """Return an address that this host has a route to, IPv4 first: all ranks then pick the same family."""
     routed = [address for address in addresses if route_to(address) is not None]
     if not routed:
         raise DistNetworkError(

@@ -22,8 +22,7 @@ _PROC = Path("/proc")
 
 
 def meeting_file(environ: Mapping[str, str], rank_variable: str) -> Path:
-    """Return the file at which the ranks of this job meet: the same path on every rank, not made
-    yet.
+    """Return the file at which the ranks of this job meet: the same path on every rank, not made yet.
 
     ``rank_variable``: the variable that the launcher sets in its ranks, but does not have itself.
     Raises InvalidUsageError if the directory for the file belongs to another user.

@@ -21,8 +21,7 @@ from pathlib import Path
 from aiodist.errors import DistStoreError
 
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Paths of Slurm's configuration if SLURM_CONF is not set: a file of the host, or fetched by
-slurmd."""
+"""Paths of Slurm's configuration if SLURM_CONF is not set: a file of the host, or fetched by slurmd."""
 
 _SOCKET = re.compile(r"^\s*AuthInfo\s*=.*?\bsocket=([^,\s]+)", re.IGNORECASE | re.MULTILINE)
 _PROGRAM_SECONDS = 10.0
@@ -43,9 +42,7 @@ class MungeError(Exception):
 
 @dataclass(frozen=True)
 class Munge:
-    """MUNGE's programs, and the daemon's socket from Slurm's configuration; empty for MUNGE's
-    default.
-    """
+    """MUNGE's programs, and the daemon's socket from Slurm's configuration; empty for MUNGE's default."""
 
     munge: str
     unmunge: str
@@ -110,8 +107,7 @@ class Munge:
 
 
 class StepSecret:
-    """The secret of ranks that were given none: rank 0 makes it, and MUNGE conveys it to the
-    others.
+    """The secret of ranks that were given none: rank 0 makes it, and MUNGE conveys it to the others.
 
     ``value``: empty until it is made or learnt, and if MUNGE does not work.
     """

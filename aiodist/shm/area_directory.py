@@ -72,9 +72,7 @@ class AreaDirectory:
         return (offset & ~_STATES, AreaShape(chunk, depth, slot)) if offset & ~_STATES else None
 
     def add(self, area: int, offset: int, shape: AreaShape) -> bool:
-        """List an area; offset 0 means that it has no room. Returns False if the directory refuses
-        it.
-        """
+        """List an area; offset 0 means that it has no room. Returns False if the directory refuses it."""
         head, count = self._head, self._head[_COUNT]
         if self.refuses(area):
             return False

@@ -27,8 +27,7 @@ LARGEST_SLOT_BYTES = (1 << 20) + _LENGTHS
 """Length of a slot if there is room: two ranks exchange this much faster whole than in chunks."""
 
 CHUNK_BYTES = 512 << 10
-"""Length of a chunk if there is room: it stays in the cache from one rank's write to the next's
-read."""
+"""Length of a chunk if there is room: it stays in the cache from one rank's write to the next's read."""
 
 CROWDED_CHUNK_BYTES = 1 << 20
 """Length of a chunk if ranks outnumber cores: the ranks yield to each other half as often."""
@@ -44,8 +43,7 @@ CONTROL_BYTES = 4096
 PROGRESS = 0
 ASLEEP = _LINE
 SLOT_TAGS = tuple((2 + slot) * _LINE for slot in range(SLOTS))
-"""Word of each slot's tag. Behind it: two words of fingerprint, the payload length, and `COPIED`.
-"""
+"""Word of each slot's tag. Behind it: two words of fingerprint, the payload length, and `COPIED`."""
 COPIED = 4
 """Offset behind a slot's tag of the word that counts the payload bytes present so far."""
 CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))

@@ -115,9 +115,7 @@ class RingWriter(RingEnd):
 
     @property
     def untaken(self) -> int:
-        """Return how many bytes the receiver has not taken. Raises ProtocolError for an impossible
-        number.
-        """
+        """Return how many bytes the receiver has not taken. Raises ProtocolError if that is impossible."""
         taken = self._theirs[TAKEN]
         untaken = self.position - (self._restart if taken == self._emptied else taken)
         if not 0 <= untaken <= self.nbytes:
@@ -132,8 +130,7 @@ class RingWriter(RingEnd):
         return bool(self._theirs[TAKEN] >= position)
 
     def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
-        """Put a frame behind message number ``turn`` of the stream. Returns False if there is no
-        room now.
+        """Put a frame behind message number ``turn`` of the stream. Returns False if there is no room now.
 
         If ``data`` is longer than ``piece``, only the head is stored, and `fill` must follow.
         Raises ProtocolError if the peer's count is impossible.
@@ -184,8 +181,7 @@ class RingWriter(RingEnd):
         return bool(self._mine[WRITTEN] == self.position)
 
     def fill(self, data: memoryview, piece: int) -> bool:
-        """Copy the next ``piece`` bytes of the last record in. Returns whether more are missing
-        then.
+        """Copy the next ``piece`` bytes of the last record in. Returns whether more are missing then.
 
         ``data``: the whole payload of that record.
         """

@@ -27,9 +27,7 @@ class PageAllocator:
         return max((end - start for start, end in self._holes), default=0)
 
     def take(self, nbytes: int) -> int:
-        """Allocate ``nbytes``, at most `largest`, from the smallest hole that fits. Returns the
-        offset.
-        """
+        """Allocate ``nbytes``, at most `largest`, from the smallest hole that fits. Returns the offset."""
         nbytes = _up(nbytes)
         fitting = [hole for hole in self._holes if hole[1] - hole[0] >= nbytes]
         start, end = min(fitting, key=lambda hole: hole[1] - hole[0])

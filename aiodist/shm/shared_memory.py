@@ -45,14 +45,11 @@ _NOT_MAPPED = 1
 _PAGE = 4096
 
 _FOR_RINGS = 3
-"""At most one such part of a segment is for message rings, in equal shares for all ranks of the
-host."""
+"""At most one such part of a segment is for message rings, in equal shares for all ranks of the host."""
 
 
 class SharedMemory:
-    """The shared memory of one rank. Call ``create``, then ``meet`` with the descriptions of all
-    ranks.
-    """
+    """The shared memory of one rank. Call ``create``, then ``meet`` with the descriptions of all ranks."""
 
     def __init__(self, rank: int, segment: Segment) -> None:
         self.rank = rank
@@ -125,9 +122,7 @@ class SharedMemory:
                 os.close(fd)
 
     def could_share(self, ranks: Sequence[int]) -> bool:
-        """Return whether this rank has mapped all of ``ranks``. If not, their group shares no
-        memory.
-        """
+        """Return whether this rank has mapped all of ``ranks``. If not, their group shares no memory."""
         return all(rank in self._heads for rank in ranks)
 
     def is_mapped_by(self, rank: int) -> bool:
@@ -183,8 +178,7 @@ class SharedMemory:
         return shape_for(fair, chunk_bytes) or shape_for(largest, chunk_bytes)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
-        """Return the areas of ``ranks`` under one id, a text that says why they share none, or
-        None.
+        """Return the areas of ``ranks`` under one id, a text that says why they share none, or None.
 
         None means that a rank has not answered yet. Any other answer is the same on all ``ranks``.
         """
@@ -221,8 +215,7 @@ class SharedMemory:
         return [rank for rank in ranks if self._state(rank, area) is None]
 
     def release_area(self, area: int, ranks: Sequence[int], all_listed: bool) -> None:
-        """Record that this rank no longer reads any area under this id, which ``ranks`` share or
-        would have.
+        """Record that this rank no longer reads any area of this id, which ``ranks`` share or would have.
 
         The room of the own area returns when all of them have recorded this too, or are gone.
         ``all_listed``: whether this rank has found the areas of all.
@@ -298,9 +291,7 @@ class SharedMemory:
         return -(-len(self._places) * LINES_BYTES // _PAGE) * _PAGE
 
     def _has_table(self, rank: int) -> bool:
-        """Return whether ``rank`` is mapped, and its segment is large enough for a table of this
-        size.
-        """
+        """Return whether ``rank`` is mapped, and its segment is large enough for a table of this size."""
         segment = self._segments.get(rank)
         return segment is not None and _HEAD_BYTES + 8 * self._table_bytes <= len(segment.view)
 
@@ -313,9 +304,7 @@ class SharedMemory:
         return self._segments[rank].view[start : start + LINES_BYTES].cast("Q")
 
     def _lines_between(self, rank: int) -> tuple[memoryview, memoryview] | None:
-        """Return the control words of the own table for ``rank``, and those of its table for this
-        rank.
-        """
+        """Return the control words of the own table for ``rank``, and those of its table for this rank."""
         mine = self._lines(self.rank, rank)
         theirs = self._lines(rank, self.rank)
         return None if mine is None or theirs is None else (mine, theirs)

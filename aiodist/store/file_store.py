@@ -244,9 +244,7 @@ class FileStore(Store):
     async def _under_lock(
         self, action: Callable[[], T], *, exclusive: bool = False, within: float = _LOCK_SECONDS
     ) -> T:
-        """Call ``action`` on the up-to-date table under the lock, so that no other handle writes
-        meanwhile.
-        """
+        """Call ``action`` on the up-to-date table under the lock: no other handle writes meanwhile."""
         limit = Deadline(within)
         for pause in pauses():
             if self._closed:

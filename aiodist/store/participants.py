@@ -33,9 +33,7 @@ class Participant:
         return f"pid {self.pid}" if self.rank is None else f"rank {self.rank} (pid {self.pid})"
 
     def is_dead(self) -> bool:
-        """Return whether the process has surely ended. False for other hosts, about which nothing
-        is known.
-        """
+        """Return whether the process has surely ended. False for other hosts: nothing is known of them."""
         if self.host != this_host():
             return False
         if self.started is not None:
@@ -81,9 +79,7 @@ _WATCHED = 8
 
 
 def neighbours(me: Participant, everybody: Sequence[Participant]) -> list[Participant]:
-    """Return the participants that ``me`` watches: the next eight of its host, so that few watch
-    each.
-    """
+    """Return the participants that ``me`` watches: the next eight of its host, so that few watch each."""
     here = [other for other in everybody if other.host == me.host]
     at = here.index(me) if me in here else -1
     return [other for other in (here[at + 1 :] + here[: max(at, 0)])[:_WATCHED] if other != me]

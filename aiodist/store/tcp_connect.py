@@ -49,9 +49,7 @@ async def connect(
     once: bool = False,
     learn: Learn | None = None,
 ) -> Stream:
-    """Return a greeted connection. Errors as of `TcpStore.connect`; after a failure nothing is
-    open.
-    """
+    """Return a greeted connection. Errors as of `TcpStore.connect`; after a failure nothing is open."""
     context = None if certificates is None else certificates.client_context()
     addresses = await resolve(host, port, deadline)
     mute = 0

@@ -44,8 +44,7 @@ _TORCH_MAGIC = 0x3C85F7CE
 Seal = Callable[[], Awaitable[bytes]]
 """Server side: returns the secret as a credential, empty if it tells none."""
 Learn = Callable[[bytes], Awaitable[bytes]]
-"""Client side: returns the secret in a credential. Raises DistStoreError if it does not trust it.
-"""
+"""Client side: returns the secret in a credential. Raises DistStoreError if it does not trust it."""
 
 
 class StrangerError(DistStoreError):
@@ -67,9 +66,7 @@ async def ask_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 async def greet_server(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> None:
-    """Prove the client's identity and check the server's. Raises StrangerError, OSError or
-    IncompleteReadError.
-    """
+    """Prove both to each other, as the client. Raises StrangerError, OSError or IncompleteReadError."""
     mine = os.urandom(_NONCE)
     writer.write(GREETING + mine)
     await _expect_greeting(reader)
@@ -87,9 +84,7 @@ async def greet_client(
     secret: bytes,
     seal: Seal | None = None,
 ) -> None:
-    """Prove the server's identity and check the client's. Raises StrangerError, OSError or
-    IncompleteReadError.
-    """
+    """Prove both to each other, as the server. Raises StrangerError, OSError or IncompleteReadError."""
     first = await read_greeting(reader)
     if first == _QUESTION:
         credential = b"" if seal is None else await seal()

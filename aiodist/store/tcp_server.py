@@ -142,9 +142,7 @@ class TcpStoreServer:
         return len(self._clients)
 
     def store(self) -> MemoryStore:
-        """Return a store over the server's keys for its own process. It lives as long as the
-        server.
-        """
+        """Return a store over the server's keys for its own process. It lives as long as the server."""
         return MemoryStore(self.table)
 
     def stop_accepting(self) -> None:

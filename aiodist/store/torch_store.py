@@ -29,8 +29,7 @@ class TorchStore(Store):
     """
 
     def __init__(self, store: Any, *, call_timeout: float = CALL_SECONDS) -> None:
-        """Wrap ``store``, which stays the caller's: its own timeout is not changed, and it is not
-        closed.
+        """Wrap ``store``, which stays the caller's: its own timeout is not changed, and it is not closed.
 
         ``call_timeout``: seconds after which a call that does not wait for keys counts as failed.
         """

@@ -18,8 +18,7 @@ _DIAGNOSIS_SECONDS = 5.0
 async def exchange(
     store: Store, rank: int, size: int, value: bytes, deadline: Deadline, *, name: str = "exchange"
 ) -> list[bytes]:
-    """Return the values of all ``size`` ranks, by rank. ``name`` must not have been used in
-    ``store``.
+    """Return the values of all ``size`` ranks, by rank. ``name`` must not have been used in ``store``.
 
     Each rank sets one key; rank 0 gathers them and publishes them together, and the others wait for
     that one key. That makes 3 N operations for N ranks instead of N * N.
@@ -53,8 +52,7 @@ async def leave(
     host: int = 0,
     name: str = "exchange",
 ) -> bool:
-    """Record that this rank needs nothing more of the exchange ``name``; ``host`` waits until all
-    have.
+    """Record that this rank needs nothing more of the exchange ``name``; ``host`` waits until all have.
 
     ``host`` is the rank that keeps the store alive (it owns the server) and closes it afterwards.
     On that rank the result is whether all others have left by the deadline; on the others it is
@@ -89,9 +87,7 @@ def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> byte
 
 
 async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[int] | None:
-    """Return the ranks that have not entered the exchange ``name``, or None if the store does not
-    say.
-    """
+    """Return the ranks that have not entered the exchange ``name``, or None if the store does not say."""
     try:
         async with asyncio.timeout(_DIAGNOSIS_SECONDS):
             there = await asyncio.gather(*(store.check([f"{name}/{r}"]) for r in range(size)))

@@ -23,9 +23,7 @@ def limit(deadline: Deadline) -> float | None:
 
 
 def pauses(longest: float = LONGEST_PAUSE, first: float = FIRST_PAUSE) -> Iterator[float]:
-    """Yield seconds to sleep between polls, growing by half each time up to ``longest``, without
-    end.
-    """
+    """Yield seconds to sleep between polls, growing by half each time up to ``longest``, without end."""
     pause = first
     while True:
         yield pause

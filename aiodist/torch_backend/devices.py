@@ -66,7 +66,5 @@ class Devices:
 
 
 def accelerators_of(tensors: Sequence[Any]) -> list[int | str | torch.device]:
-    """Return the devices, other than the CPU, that a future of ``tensors`` has to name (torch's
-    type).
-    """
+    """Return the devices, other than the CPU, that a future of ``tensors`` has to name (torch's type)."""
     return list(dict.fromkeys(tensor.device for tensor in tensors if not tensor.is_cpu))

@@ -35,9 +35,7 @@ _Base: Any = c10d.ProcessGroup
 
 
 class Membership(_Base):  # type: ignore[misc]  # see above
-    """A rank's membership in a group of the engine, as torch sees it; `TorchGroup` adds the
-    operations.
-    """
+    """A rank's membership in a group of the engine, as torch sees it; `TorchGroup` adds the operations."""
 
     def __init__(self, world: TorchWorld, group: GroupEngine, owns_world: bool) -> None:
         """``owns_world``: the world closes with this group."""
@@ -79,9 +77,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         return self._handed(TorchWork(self._submit(name, run, at_once), tensors, completions))
 
     def _check_device(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse tensors that were meant for another backend; the engine compares all devices with
-        one.
-        """
+        """Refuse tensors that were meant for another backend; the engine compares all devices with one."""
         if tensors:
             self._devices.check(tensors[0].device)
 
@@ -107,9 +103,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         return operation
 
     def _completions(self) -> Completions:
-        """Return the object that completes the futures of operations that the calling thread
-        starts.
-        """
+        """Return the object that completes the futures of operations that the calling thread starts."""
         level = level_here()
         known = self._levels.get(level)
         return known or self._levels.setdefault(level, Completions(level))
@@ -124,9 +118,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> TorchWork:
-        """Return one handle for all operations started since ``_start_coalescing``, which run
-        already.
-        """
+        """Return one handle for all operations started since ``_start_coalescing``, which run already."""
         works, self._coalesced = self._coalesced or [], None
         return together(works, self._completions())
 
@@ -182,9 +174,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         return [self._group.ranks[rank] for rank in ranks]
 
     def subgroup(self, name: str, ranks: Sequence[int], timeout: timedelta | None) -> Self:
-        """Return a group of some global ranks over the same connections. ``timeout``: None for the
-        group's.
-        """
+        """Return a group of global ranks over the same connections. ``timeout``: None for the group's."""
         seconds = self._group.timeout if timeout is None else to_seconds(timeout)
         return type(self)(self._world, self._world.subgroup(name, ranks, seconds), False)
 

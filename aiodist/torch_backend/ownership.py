@@ -23,8 +23,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def caller_keeps(cls: type) -> bool:
-    """Return whether the caller of a method of ``cls`` keeps the Python half of the Work that it
-    gets.
+    """Return whether the caller of a method of ``cls`` keeps the Python half of the Work that it gets.
 
     Python code does, and since torch 2.7 C++ does as well. C++ has no frame. If C++ has called the
     method, then the frame below the method's belongs to Python code that does not name the method.

@@ -145,9 +145,7 @@ class Operation:
         return self._error if self._done else None
 
     def source_rank(self) -> int:
-        """Return the global rank whose message a receive got. Raises InvalidUsageError for other
-        operations.
-        """
+        """Return the global rank whose message a receive got. Raises InvalidUsageError for the others."""
         if not isinstance(self._work, Work):
             raise InvalidUsageError("source_rank() is for a receive that has finished")
         return self._work.source_rank()

@@ -105,9 +105,7 @@ class TorchWork(c10d.Work):
         return self.future(ordered=_called_from_python())
 
     def future(self, *, ordered: bool) -> torch.futures.Future[Any]:
-        """Return the future of `get_future`; ``ordered``: the next collective waits for the
-        callbacks.
-        """
+        """Return the future of `get_future`; ``ordered``: the next collective waits for the callbacks."""
         if self._future is None:
             devices = accelerators_of(self.tensors)
             root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)

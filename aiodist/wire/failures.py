@@ -45,9 +45,7 @@ def _field(value: Any) -> Any:
 
 
 def decode_error(data: bytes, src: int) -> DistError:
-    """Decode the error that rank ``src`` sent. A malformed one becomes a CollectiveError that says
-    so.
-    """
+    """Decode the error that rank ``src`` sent. A malformed one becomes a CollectiveError that says so."""
     try:
         name, message, fields = msgpack.unpackb(data)
         cls = getattr(errors, name)

@@ -25,12 +25,10 @@ MAX_META = 4096
 """Metadata is a fingerprint, a shape or a short text. A longer one breaks the protocol."""
 
 MAX_PAYLOAD = 1 << 46
-"""64 TiB: no tensor is longer. This is only a first check; code that allocates has its own bounds.
-"""
+"""64 TiB: no tensor is longer. This is only a first check; code that allocates has its own bounds."""
 
 _SCRATCH_BYTES = 16 * 1024
-"""Bytes read ahead of an unknown header; up to this many bytes of a large payload are copied twice.
-"""
+"""Bytes read ahead of an unknown header; up to this many bytes of a large payload are copied twice."""
 _DIRECT_BYTES = 8 * 1024
 """The rest of a payload of at least this length is read directly into its destination. A shorter
 rest is read through the scratch buffer, so that one system call brings the next header along."""
@@ -56,8 +54,7 @@ class FrameType(enum.IntEnum):
     WITHDRAW = 8
     """The sender takes request ``id`` back."""
     CREDIT = 9
-    """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer.
-    """
+    """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer."""
     STALLED = 10
     """The sender is out of credit and holds messages back: ask (WANT) for what is posted."""
     WANT = 11
@@ -163,9 +160,7 @@ class ShortHeads:
 
 
 def decode(data: memoryview) -> tuple[Frame, int]:
-    """Return the frame at the start of ``data``, and the offset of its payload. Raises
-    ProtocolError.
-    """
+    """Return the frame at the start of ``data``, and the offset of its payload. Raises ProtocolError."""
     if len(data) >= HEADER_BYTES:
         type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(data)
         head = HEADER_BYTES + meta_bytes
@@ -189,9 +184,7 @@ class FrameHandler(Protocol):
         ...
 
     def payload(self, frame: Frame) -> memoryview | None:
-        """Return memory for the ``frame.length`` payload bytes of an incomplete frame, or None to
-        drop them.
-        """
+        """Return memory for the ``frame.length`` payload bytes of an incomplete frame; None drops them."""
         ...
 
     def payload_done(self, frame: Frame) -> None:

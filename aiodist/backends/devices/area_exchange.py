@@ -1,5 +1,4 @@
-"""A collective in the areas: every rank publishes its bytes, and reads what it needs of the
-others'.
+"""A collective in the areas: every rank publishes its bytes, and reads what it needs of the others'.
 
 There are S = N / half steps, where N is the longest contribution. In step i each rank copies bytes
 ``i * half`` to ``(i + 1) * half`` of its operand into one half of its area. Then all meet. Then

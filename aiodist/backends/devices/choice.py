@@ -50,8 +50,7 @@ class NativeOnDevices(MixedBackend):
 
 
 def host_of(environ: Mapping[str, str]) -> str:
-    """Return a name of the host whose ranks may share devices with this one, unique if sharing is
-    off.
+    """Return a name of the host whose ranks may share devices with this one, unique if sharing is off.
 
     Raises InvalidUsageError for an invalid value.
     """

@@ -35,9 +35,7 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Request(Pending[None]):
-    """An MPI request in progress. Its memory is MPI's until it is done, even if no task waits any
-    more.
-    """
+    """An MPI request in progress. Its memory is MPI's until it is done, even if no task waits any more."""
 
     __slots__ = ("kept", "request", "status")
 

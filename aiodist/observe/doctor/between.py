@@ -18,8 +18,7 @@ from aiodist.store import exchange
 
 _DIAL_SECONDS = 5.0
 _PAYLOAD = 1 << 20
-"""Bytes of the trial in each direction: more than fits into the buffers of a path that drops
-packets."""
+"""Bytes of the trial in each direction: more than fits into the buffers of a path that drops packets."""
 
 _SAME = frozenset({"aiodist"})
 """Versions that must be equal; differences of the others are warnings."""
