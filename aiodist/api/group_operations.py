@@ -10,19 +10,14 @@ from aiodist.api.collectives import Timeout
 from aiodist.api.object_streams import DEFAULT_MAX_BYTES
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.handle import GroupHandle
-from aiodist.groups.message import (
-    Received,
-    ReceivedObject,
-)
-from aiodist.groups.operation import (
-    Tensor,
-)
+from aiodist.groups.message import Received, ReceivedObject
+from aiodist.groups.operation import Tensor
 from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
 
 class GroupOperations(GroupHandle):
-    """The operations of a group as methods."""
+    """The functions of `aiodist` that take a group as methods: each acts on this group."""
 
     __slots__ = ()
 
@@ -34,10 +29,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Copy ``tensor`` of one rank into ``tensor`` of all ranks.
-
-        As `aiodist.broadcast`, on this group.
-        """
+        """Copy ``tensor`` of one rank into ``tensor`` of all ranks. See `aiodist.broadcast`."""
         return collectives.broadcast(tensor, src, self, group_src=group_src, timeout=timeout)
 
     def broadcast_new(
@@ -50,7 +42,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[Tensor]:
         """Return ``tensor`` of one rank on all ranks, whatever its dtype and shape.
 
-        As `aiodist.broadcast_new`, on this group.
+        See `aiodist.broadcast_new`.
         """
         return collectives.broadcast_new(tensor, src, self, group_src=group_src, timeout=timeout)
 
@@ -59,7 +51,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
 
-        As `aiodist.all_reduce`, on this group.
+        See `aiodist.all_reduce`.
         """
         return collectives.all_reduce(tensor, op, self, timeout=timeout)
 
@@ -70,10 +62,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Reduce several tensors in one operation, in place.
-
-        As `aiodist.all_reduce_coalesced`, on this group.
-        """
+        """Reduce several tensors in one operation, in place. See `aiodist.all_reduce_coalesced`."""
         return collectives.all_reduce_coalesced(tensors, op, self, timeout=timeout)
 
     def reduce(
@@ -85,19 +74,13 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Reduce ``tensor`` over all ranks into that of one rank.
-
-        As `aiodist.reduce`, on this group.
-        """
+        """Reduce ``tensor`` over all ranks into that of one rank. See `aiodist.reduce`."""
         return collectives.reduce(tensor, dst, op, self, group_dst=group_dst, timeout=timeout)
 
     def barrier(
         self, device_ids: Sequence[int] | None = None, timeout: Timeout = None
     ) -> Work[None]:
-        """Wait until all ranks of the group have called it.
-
-        As `aiodist.barrier`, on this group.
-        """
+        """Wait until all ranks of the group have called it. See `aiodist.barrier`."""
         return collectives.barrier(self, device_ids=device_ids, timeout=timeout)
 
     def monitored_barrier(
@@ -105,24 +88,18 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Wait for all ranks as `barrier`, and name all ranks that did not come in time.
 
-        As `aiodist.monitored_barrier`, on this group.
+        See `aiodist.monitored_barrier`.
         """
         return collectives.monitored_barrier(self, timeout=timeout, wait_all_ranks=wait_all_ranks)
 
     def all_gather_new(self, tensor: Tensor, *, timeout: Timeout = None) -> Work[list[Tensor]]:
-        """Return the tensors of all ranks as new tensors on the CPU.
-
-        As `aiodist.all_gather_new`, on this group.
-        """
+        """Return the tensors of all ranks as new tensors on the CPU. See `aiodist.all_gather_new`."""
         return blocks.all_gather_new(tensor, self, timeout=timeout)
 
     def all_gather(
         self, tensor_list: list[Tensor], tensor: Tensor, *, timeout: Timeout = None
     ) -> Work[None]:
-        """Fill ``tensor_list[r]`` with rank r's ``tensor`` on all ranks.
-
-        As `aiodist.all_gather`, on this group.
-        """
+        """Fill ``tensor_list[r]`` with rank r's ``tensor`` on all ranks. See `aiodist.all_gather`."""
         return blocks.all_gather(tensor_list, tensor, self, timeout=timeout)
 
     def all_gather_coalesced(
@@ -134,7 +111,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Fill ``output_tensor_lists[r][i]`` with rank r's ``input_tensor_list[i]`` on all ranks.
 
-        As `aiodist.all_gather_coalesced`, on this group.
+        See `aiodist.all_gather_coalesced`.
         """
         return blocks.all_gather_coalesced(
             output_tensor_lists, input_tensor_list, self, timeout=timeout
@@ -145,7 +122,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Gather ``input_tensor`` of all ranks, one after the other, into one ``output_tensor``.
 
-        As `aiodist.all_gather_into_tensor`, on this group.
+        See `aiodist.all_gather_into_tensor`.
         """
         return blocks.all_gather_into_tensor(output_tensor, input_tensor, self, timeout=timeout)
 
@@ -158,10 +135,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``gather_list[r]`` on one rank with rank r's ``tensor``.
-
-        As `aiodist.gather`, on this group.
-        """
+        """Fill ``gather_list[r]`` on one rank with rank r's ``tensor``. See `aiodist.gather`."""
         return blocks.gather(tensor, gather_list, dst, self, group_dst=group_dst, timeout=timeout)
 
     def scatter(
@@ -173,10 +147,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of one rank.
-
-        As `aiodist.scatter`, on this group.
-        """
+        """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of one rank. See `aiodist.scatter`."""
         return blocks.scatter(tensor, scatter_list, src, self, group_src=group_src, timeout=timeout)
 
     def reduce_scatter(
@@ -189,7 +160,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Reduce ``input_list[r]`` over all ranks into rank r's ``output``.
 
-        As `aiodist.reduce_scatter`, on this group.
+        See `aiodist.reduce_scatter`.
         """
         return blocks.reduce_scatter(output, input_list, op, self, timeout=timeout)
 
@@ -203,7 +174,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Reduce ``input`` over all ranks; rank r gets the r-th of its equal parts in ``output``.
 
-        As `aiodist.reduce_scatter_tensor`, on this group.
+        See `aiodist.reduce_scatter_tensor`.
         """
         return blocks.reduce_scatter_tensor(output, input, op, self, timeout=timeout)
 
@@ -216,7 +187,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Send ``input_tensor_list[r]`` to each rank r; fill ``output_tensor_list[r]`` from rank r.
 
-        As `aiodist.all_to_all`, on this group.
+        See `aiodist.all_to_all`.
         """
         return blocks.all_to_all(output_tensor_list, input_tensor_list, self, timeout=timeout)
 
@@ -231,7 +202,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Send some rows of ``input`` to each rank; fill ``output`` with the rows that come.
 
-        As `aiodist.all_to_all_single`, on this group.
+        See `aiodist.all_to_all_single`.
         """
         return blocks.all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, self, timeout=timeout
@@ -252,7 +223,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Send ``tensor`` to one rank. It is done when its memory may be changed again.
 
-        As `aiodist.isend`, on this group.
+        See `aiodist.isend`.
         """
         return p2p.isend(tensor, dst, self, tag=tag, group_dst=group_dst, timeout=timeout)
 
@@ -265,10 +236,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[int]:
-        """Receive into ``tensor`` from one rank, or from any rank.
-
-        As `aiodist.irecv`, on this group.
-        """
+        """Receive into ``tensor`` from one rank, or from any rank. See `aiodist.irecv`."""
         return p2p.irecv(tensor, src, self, tag=tag, group_src=group_src, timeout=timeout)
 
     def send(
@@ -280,10 +248,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send ``tensor`` to one rank, as `isend` does.
-
-        As `aiodist.send`, on this group.
-        """
+        """Send ``tensor`` to one rank, as `isend` does. See `aiodist.send`."""
         return p2p.send(tensor, dst, self, tag=tag, group_dst=group_dst, timeout=timeout)
 
     @overload
@@ -317,10 +282,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[Any]:
-        """Receive a tensor from one rank, or from any rank.
-
-        As `aiodist.recv`, on this group.
-        """
+        """Receive a tensor from one rank, or from any rank. See `aiodist.recv`."""
         return p2p.recv(tensor, src, self, tag=tag, group_src=group_src, timeout=timeout)
 
     def broadcast_object_list(
@@ -335,7 +297,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Replace the entries of ``object_list`` on all ranks by those of one rank.
 
-        As `aiodist.broadcast_object_list`, on this group.
+        See `aiodist.broadcast_object_list`.
         """
         return objects.broadcast_object_list(
             object_list,
@@ -356,10 +318,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[Any]:
-        """Send an object of one rank to all ranks.
-
-        As `aiodist.broadcast_object`, on this group.
-        """
+        """Send an object of one rank to all ranks. See `aiodist.broadcast_object`."""
         return objects.broadcast_object(
             obj, src, self, group_src=group_src, allow_pickle=allow_pickle, timeout=timeout
         )
@@ -372,10 +331,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks.
-
-        As `aiodist.all_gather_object`, on this group.
-        """
+        """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. See `aiodist.all_gather_object`."""
         return objects.all_gather_object(
             object_list, obj, self, allow_pickle=allow_pickle, timeout=timeout
         )
@@ -390,10 +346,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``object_gather_list[r]`` on one rank with rank r's ``obj``.
-
-        As `aiodist.gather_object`, on this group.
-        """
+        """Fill ``object_gather_list[r]`` on one rank with rank r's ``obj``. See `aiodist.gather_object`."""
         return objects.gather_object(
             obj,
             object_gather_list,
@@ -416,7 +369,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Put ``scatter_object_input_list[r]`` of one rank into the output list of each rank r.
 
-        As `aiodist.scatter_object_list`, on this group.
+        See `aiodist.scatter_object_list`.
         """
         return objects.scatter_object_list(
             scatter_object_output_list,
@@ -438,10 +391,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send ``obj`` to one rank, which receives it by `recv_object`.
-
-        As `aiodist.send_object`, on this group.
-        """
+        """Send ``obj`` to one rank, which receives it by `recv_object`. See `aiodist.send_object`."""
         return objects.send_object(
             obj, dst, tag, self, group_dst=group_dst, allow_pickle=allow_pickle, timeout=timeout
         )
@@ -457,7 +407,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[ReceivedObject]:
         """Receive an object from one rank, or from any rank: ``obj, source = await recv_object()``.
 
-        As `aiodist.recv_object`, on this group.
+        See `aiodist.recv_object`.
         """
         return objects.recv_object(
             src, tag, self, group_src=group_src, allow_pickle=allow_pickle, timeout=timeout
@@ -476,7 +426,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Send a list of objects to one rank, which receives it by `recv_object_list`.
 
-        As `aiodist.send_object_list`, on this group.
+        See `aiodist.send_object_list`.
         """
         return objects.send_object_list(
             object_list,
@@ -500,10 +450,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[int]:
-        """Receive a list of objects from one rank, or from any rank.
-
-        As `aiodist.recv_object_list`, on this group.
-        """
+        """Receive a list of objects from one rank, or from any rank. See `aiodist.recv_object_list`."""
         return objects.recv_object_list(
             object_list,
             src,
@@ -525,10 +472,7 @@ class GroupOperations(GroupHandle):
         max_bytes: int = DEFAULT_MAX_BYTES,
         allow_pickle: bool | None = None,
     ) -> ObjectStream:
-        """Open a stream of objects between this rank and another one.
-
-        As `aiodist.open_stream`, on this group.
-        """
+        """Open a stream of objects between this rank and another one. See `aiodist.open_stream`."""
         return object_streams.open_stream(
             peer,
             tag,
@@ -549,7 +493,7 @@ class GroupOperations(GroupHandle):
     ) -> Any:
         """Make ``state_dict`` on all ranks of a group bitwise equal to that of one.
 
-        As `aiodist.sync_state`, on this group.
+        See `aiodist.sync_state`.
         """
         return await state.sync_state(
             state_dict, self, src=src, group_src=group_src, timeout=timeout

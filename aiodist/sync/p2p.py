@@ -8,12 +8,7 @@ from typing import Any, overload
 from aiodist.api import p2p as api
 from aiodist.api.collectives import Timeout
 from aiodist.api.p2p import P2POp
-from aiodist.groups.argument_checks import (
-    check_other,
-    check_rank,
-    check_source,
-    check_tag,
-)
+from aiodist.groups.argument_checks import check_other, check_rank, check_source, check_tag
 from aiodist.groups.handle import Group
 from aiodist.groups.message import Received, Recv, RecvNew, Send
 from aiodist.groups.operation import Operation, Tensor

@@ -53,6 +53,9 @@ DONE = """Returns:
     With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
 """
 
+LONGEST_IN_CLASS = 108 - 8
+"""Columns of a line in a method: the most that ruff takes, without the indentation."""
+
 _BLOCKING_RECV = "Recv(tensor, source, check_tag(tag), blocks=True)"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -247,7 +250,7 @@ def group_methods(sources: list[Source]) -> str:
                 body.append(method(source, node))
         body += source.aliases()
     header = HEADER.format(name="*")
-    lines = ['"""The operations of a group as methods."""', "__slots__ = ()", *body]
+    lines = ['"""The functions of `aiodist` that take a group as methods: each acts on this group."""', "__slots__ = ()", *body]
     text = "class GroupOperations(GroupHandle):\n" + indent("\n\n".join(lines), "    ")
     return module(f"Operations as methods. {header}", imports, [text])
 
@@ -266,7 +269,9 @@ def method(source: Source, node: Function) -> str:
     awaited = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
     doc = (ast.get_docstring(node) or "").split("\n\n")[0].replace("``group``", "this group")
     body = f"return {awaited}{source.name}.{node.name}({', '.join(call)})"
-    text = definition(own, f"{doc}\n\nAs `aiodist.{node.name}`, on this group.\n", body)
+    see = f"See `aiodist.{node.name}`."
+    fits = len(f'{doc} {see}""""""') <= LONGEST_IN_CLASS
+    text = definition(own, f"{doc} {see}" if fits else f"{doc}\n\n{see}\n", body)
     return f"async {text}" if awaited else text
 
 
@@ -327,7 +332,7 @@ def formatted(path: Path, text: str) -> str:
     name = f"--stdin-filename={path}"
     for command in (
         ["check", "--quiet", "--exit-zero", "--fix", "--select=I,F401", name, "-"],
-        ["format", "--quiet", name, "-"],
+        ["format", "--quiet", "--config=format.skip-magic-trailing-comma=true", name, "-"],
     ):
         ruff = [sys.executable, "-m", "ruff", *command]
         done = subprocess.run(ruff, input=text, capture_output=True, text=True, cwd=ROOT)
