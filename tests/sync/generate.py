@@ -250,7 +250,8 @@ def group_methods(sources: list[Source]) -> str:
                 body.append(method(source, node))
         body += source.aliases()
     header = HEADER.format(name="*")
-    lines = ['"""The functions of `aiodist` that take a group as methods: each acts on this group."""', "__slots__ = ()", *body]
+    doc = '"""The functions of `aiodist` that take a group as methods: each acts on this group."""'
+    lines = [doc, "__slots__ = ()", *body]
     text = "class GroupOperations(GroupHandle):\n" + indent("\n\n".join(lines), "    ")
     return module(f"Operations as methods. {header}", imports, [text])
 
