@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aiodist.backends.calls import Call, Run
+from typing import Protocol
+
+from aiodist.collectives.calls import Call, Run
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.rule_tables import Tables
@@ -10,6 +12,12 @@ from aiodist.collectives.select import Rules, select
 from aiodist.groups.contexts import shm_of
 from aiodist.groups.host_placement import topology_of
 from aiodist.tensors import scratch
+
+
+class Operations(Protocol):
+    """Moves and reduces the bytes: aiodist's own algorithms, or another library's."""
+
+    def __call__(self, channel: Channel, call: Call, /) -> Run: ...
 
 
 class ByMessages:
@@ -25,9 +33,9 @@ class ByMessages:
     def __call__(self, channel: Channel, call: Call, /) -> Run:
         nbytes = call.nbytes
         if nbytes is None:
-            return call.over_messages(channel)
+            return call.by_messages(channel, scratch)
         choice = select(call.operation, channel.size, nbytes, rules=self._rules)
-        return call.over_messages(channel, choice)
+        return call.by_messages(channel, scratch, choice)
 
 
 class AlgorithmChoice(ByMessages):

@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, S
 from functools import partial
 from typing import Any
 
-from aiodist.backends import calls
-from aiodist.backends.algorithm_choice import AlgorithmChoice
-from aiodist.backends.calls import Call, Operations
+from aiodist.backends.algorithm_choice import AlgorithmChoice, Operations
 from aiodist.backends.gradual_copy import (
     copy_gradually,
     gradually,
@@ -23,6 +21,8 @@ from aiodist.backends.native_streams import Stream
 from aiodist.backends.plan_cache import Plan, PlanCache, views_of
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import are_staged, cut, open_buffer
+from aiodist.collectives import calls
+from aiodist.collectives.calls import Call
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.rule_tables import Tables
 from aiodist.completion import T

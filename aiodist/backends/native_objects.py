@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.backends.calls import Broadcast, Operations
+from aiodist.backends.algorithm_choice import Operations
 from aiodist.backends.gradual_copy import copy_gradually, load_gradually, run_gradually
 from aiodist.backends.native_streams import Stream, Streams
 from aiodist.backends.object_messages import ObjectMessages, Packing
@@ -15,6 +15,7 @@ from aiodist.backends.tensor_opening import open_buffer
 from aiodist.collectives.all_gather_ring import all_gather_new, all_gather_ring
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
+from aiodist.collectives.calls import Broadcast
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
 from aiodist.collectives.scatter_linear import scatter_new

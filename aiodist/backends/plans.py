@@ -25,9 +25,9 @@ from aiodist.collectives.reduce_scatter_shared import ReduceScatterSlots, reduce
 from aiodist.collectives.reduce_slots import ReduceSlots
 from aiodist.collectives.schedule import RELEASE, Schedule, Step
 from aiodist.collectives.select import Rules, select
+from aiodist.collectives.shm_choice import all_reduce_chunks
 from aiodist.collectives.shm_exchange import Exchange, InChunks
 from aiodist.collectives.shm_layout import ShmLayout
-from aiodist.collectives.shm_operations import all_reduce_chunks
 from aiodist.collectives.slot_blocks import starts_of
 from aiodist.collectives.views import BlocksView, CachedView, DataView
 from aiodist.groups.fingerprint import Fingerprint

@@ -8,12 +8,14 @@ blocks of all others, and reads one block of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from aiodist.collectives.partition import segments_of
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Schedule, Step
 from aiodist.collectives.shm_exchange import (
     Exchange,
+    ShmContext,
     UnexpectedLength,
     all_others,
     not_kept,
@@ -122,3 +124,13 @@ def all_to_all_chunks(
                     yield READ, other, step - 1, [(place, theirs)], ()
             own = [(outputs[rank][before], inputs[rank][before])] if own_longest else ()
             yield RELEASE, rank, step, own, ()
+
+
+def all_to_all_shared(
+    shm: ShmContext, inputs: Sequence[memoryview], outputs: Sequence[memoryview]
+) -> Coroutine[Any, Any, None]:
+    """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
+    lengths = [len(block) for block in inputs]
+    fits = starts_of(lengths)[-1] <= shm.slot_bytes
+    exchange = AllToAllExchange(shm.rank, shm.size, lengths, fits)
+    return shm.run(exchange, (BlocksView(inputs), BlocksView(outputs)))

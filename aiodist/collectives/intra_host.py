@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from aiodist.collectives import operations, shm_operations
+from aiodist.collectives import operations
 from aiodist.collectives.all_gather_shared import all_gather_chunks
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
+from aiodist.collectives.all_to_all_shared import all_to_all_shared
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.channel import Channel
@@ -142,7 +143,7 @@ class IntraHostShm:
         )
 
     async def all_to_all(self, inputs: Blocks, outputs: Blocks) -> None:
-        await shm_operations.all_to_all(self._shm, inputs, outputs)
+        await all_to_all_shared(self._shm, inputs, outputs)
 
     # -- inside
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from aiodist.collectives.cost import COSTS
 from aiodist.collectives.cost_hosts import CROSSINGS
 from aiodist.collectives.select import HOSTS_RULES, MANY, RULES, SHARED_RULES, Choice, Rule, Rules
-from aiodist.collectives.shm_operations import most_in_slots, why_not
+from aiodist.collectives.shm_choice import most_in_slots, why_not
 from aiodist.errors import InvalidUsageError
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from aiodist.collectives import host_operations
+from aiodist.collectives.calls import Run
 from aiodist.collectives.cost import Traffic
 from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
 from aiodist.collectives.host_topology import HostTopology
@@ -14,10 +13,9 @@ from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.select import HOSTS_RULES, MANY, PAIRS, Choice, Rule, Rules, select
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate.board import Memory, SimulatedShm
-from aiodist.simulate.extent import CostOnly
 from aiodist.simulate.loggps import NETWORKS, Parameters
 from aiodist.simulate.network import Network, Rank
-from aiodist.simulate.programs import ITEMSIZE, lengths_of, program
+from aiodist.simulate.programs import ITEMSIZE, call_of, lengths_of, program
 
 FLAT = "flat"
 """As if there were no hosts: what the table for all ranks chooses."""
@@ -58,7 +56,7 @@ def simulate_hosts(
         run = program(operation, nbytes, select(operation, size, nbytes))
     else:
         piece = _piece(operation, algorithm, topology, nbytes)
-        run = _program(operation, Choice(algorithm, piece), topology, lengths)
+        run = _program(operation, Choice(algorithm, piece), topology, nbytes)
     seconds = network.run(run)
     crossed = [Traffic(*rank.crossing) for rank in network.ranks]
     formula = crossed
@@ -101,7 +99,7 @@ def selected_over_hosts(operation: str, topology: HostTopology, nbytes: int) -> 
 
 
 def _selected(operation: str, topology: HostTopology, nbytes: int) -> Choice:
-    """Ask the table as `collectives.host_operations` asks it."""
+    """Ask the table as `collectives.calls` asks it."""
     if operation not in HOSTS_RULES:
         return Choice(FLAT)
     locality = PAIRS if topology.columns <= 2 else None
@@ -119,28 +117,18 @@ def _piece(operation: str, algorithm: str, topology: HostTopology, nbytes: int) 
 
 
 def _program(
-    operation: str, choice: Choice, topology: HostTopology, lengths: Sequence[int]
-) -> Callable[[Rank], Coroutine[Any, Any, None]]:
+    operation: str, choice: Choice, topology: HostTopology, nbytes: int
+) -> Callable[[Rank], Run]:
     memories = [Memory(len(ranks)) for ranks in topology.hosts]
     rules: Rules = {operation: [Rule(MANY, MANY, choice)]}
 
-    def build(rank: Rank) -> Coroutine[Any, Any, None]:
+    def build(rank: Rank) -> Run:
         number = topology.host_of(rank.rank)
         here = topology.hosts[number]
         shm = SimulatedShm(memories[number], here.index(rank.rank), rank)
         view = MultiHostContext(rank, topology, shm if len(here) > 1 else None, rank.memory)
-        op = CostOnly(ITEMSIZE, rank.work)
-        if operation == "barrier":
-            return host_operations.barrier(view)
-        if operation == "broadcast":
-            return host_operations.broadcast(view, 0, rank.memory(lengths[0]), rules)
-        if operation == "reduce":
-            return host_operations.reduce(view, 0, rank.memory(lengths[0]), op, rules)
-        if operation == "all_reduce":
-            return host_operations.all_reduce(view, rank.memory(lengths[0]), op, rules)
-        blocks = [rank.memory(length) for length in lengths]
-        if operation == "all_gather":
-            return host_operations.all_gather(view, blocks, rules)
-        return host_operations.reduce_scatter(view, blocks, blocks[rank.rank], op, rules)
+        run = call_of(operation, rank, nbytes).over_hosts(view, rules)
+        assert run is not None  # it is one of `CROSSINGS`
+        return run
 
     return build

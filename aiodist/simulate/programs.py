@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from aiodist.collectives import operations
+from aiodist.collectives import calls
+from aiodist.collectives.calls import Call, Run
 from aiodist.collectives.select import Choice
 from aiodist.simulate.extent import CostOnly
 from aiodist.simulate.network import Rank, Relation, apart, flipped, shifted
 
 ITEMSIZE = 4
 """Bytes of an element: float32."""
-
-Run = Coroutine[Any, Any, None]
 
 
 class Algorithm(NamedTuple):
@@ -92,12 +91,16 @@ def lengths_of(operation: str, ranks: int, nbytes: int) -> list[int]:
 
 
 def program(operation: str, nbytes: int, choice: Choice) -> Callable[[Rank], Run]:
-    """Return what a rank runs: ``operation`` on ``nbytes`` in all, with root 0 if it has a root.
+    """Return what a rank runs: `call_of` it, over messages by ``choice``."""
+    return lambda rank: call_of(operation, rank, nbytes).by_messages(rank, rank.memory, choice)
+
+
+def call_of(operation: str, rank: Rank, nbytes: int) -> Call:
+    """Return ``operation`` of ``rank`` on ``nbytes`` in all, with root 0 if it has a root.
 
     For an all_to_all, ``nbytes`` is what one rank sends to all.
     """
-    build = _PROGRAMS[operation]
-    return lambda rank: build(rank, nbytes, choice)
+    return _CALLS[operation](rank, nbytes)
 
 
 def _blocks(rank: Rank, nbytes: int) -> list[memoryview]:
@@ -113,58 +116,24 @@ def _reduction(rank: Rank) -> CostOnly:
     return CostOnly(ITEMSIZE, rank.work)
 
 
-def _barrier(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    return operations.barrier(rank, choice)
-
-
-def _broadcast(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    return operations.broadcast(rank, 0, rank.memory(nbytes), choice)
-
-
-def _reduce(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    data, op = rank.memory(nbytes), _reduction(rank)
-    return operations.reduce(rank, 0, data, op, rank.memory, choice)
-
-
-def _all_reduce(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    data, op = rank.memory(nbytes), _reduction(rank)
-    return operations.all_reduce(rank, data, op, rank.memory, choice)
-
-
-def _all_gather(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    return operations.all_gather(rank, _blocks(rank, nbytes), rank.memory, choice)
-
-
-def _gather(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    places = None if rank.rank else _blocks(rank, nbytes)
-    return operations.gather(rank, 0, _own(rank, nbytes), places, rank.memory, choice)
-
-
-def _scatter(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    sources = None if rank.rank else _blocks(rank, nbytes)
-    return operations.scatter(rank, 0, sources, _own(rank, nbytes), rank.memory, choice)
-
-
-def _reduce_scatter(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    blocks, op = _blocks(rank, nbytes), _reduction(rank)
-    return operations.reduce_scatter(rank, blocks, blocks[rank.rank], op, rank.memory, choice)
-
-
-def _all_to_all(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    inputs, outputs = _blocks(rank, nbytes), _blocks(rank, nbytes)
-    return operations.all_to_all(rank, inputs, outputs, rank.memory, choice)
-
-
-_PROGRAMS = MappingProxyType(
+_CALLS: Mapping[str, Callable[[Rank, int], Call]] = MappingProxyType(
     {
-        "barrier": _barrier,
-        "broadcast": _broadcast,
-        "reduce": _reduce,
-        "all_reduce": _all_reduce,
-        "all_gather": _all_gather,
-        "gather": _gather,
-        "scatter": _scatter,
-        "reduce_scatter": _reduce_scatter,
-        "all_to_all": _all_to_all,
+        "barrier": lambda rank, nbytes: calls.Barrier(),
+        "broadcast": lambda rank, nbytes: calls.Broadcast(0, rank.memory(nbytes)),
+        "reduce": lambda rank, nbytes: calls.Reduce(0, rank.memory(nbytes), _reduction(rank)),
+        "all_reduce": lambda rank, nbytes: calls.AllReduce(rank.memory(nbytes), _reduction(rank)),
+        "all_gather": lambda rank, nbytes: calls.AllGather(_blocks(rank, nbytes)),
+        "gather": lambda rank, nbytes: calls.Gather(
+            0, _own(rank, nbytes), None if rank.rank else _blocks(rank, nbytes)
+        ),
+        "scatter": lambda rank, nbytes: calls.Scatter(
+            0, None if rank.rank else _blocks(rank, nbytes), _own(rank, nbytes)
+        ),
+        "reduce_scatter": lambda rank, nbytes: calls.ReduceScatter(
+            _blocks(rank, nbytes), _own(rank, nbytes), _reduction(rank)
+        ),
+        "all_to_all": lambda rank, nbytes: calls.AllToAll(
+            _blocks(rank, nbytes), _blocks(rank, nbytes)
+        ),
     }
 )

@@ -1,14 +1,18 @@
-"""What there is to choose from, and a run of one choice on given memory."""
+"""What there is to choose from: over messages, in shared memory, and over several hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from types import MappingProxyType
-from typing import Any
-
-from aiodist.collectives import operations
+from aiodist.collectives import calls
+from aiodist.collectives.calls import Barrier, Call
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.select import Choice
+from aiodist.collectives.shm_choice import ALGORITHMS, why_not
+from aiodist.groups.contexts import shm_of
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.shm.group_area import LARGEST_SLOT_BYTES
 from aiodist.simulate import algorithms_of
 from aiodist.tensors import Reduction, scratch
 
@@ -17,8 +21,8 @@ ITEMSIZE = 4
 
 CHUNKS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
 
-Run = Coroutine[Any, Any, None]
-Body = Callable[[Channel], Run]
+PIECES = (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
+"""Bytes that a column may exchange at once."""
 
 
 def candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
@@ -39,37 +43,74 @@ def candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
     return list(dict.fromkeys(found))
 
 
-class Memory:
-    """Room for one operation on ``nbytes`` on this rank of ``ranks``, and its runs."""
+def call_on_zeros(operation: str, rank: int, ranks: int, nbytes: int, add: Reduction) -> Call:
+    """Return ``operation`` on ``nbytes`` of this ``rank`` of ``ranks``, with root 0 if it has a root."""
+    data = scratch(nbytes)
+    data[:] = bytes(nbytes)
+    length = nbytes // ranks // ITEMSIZE * ITEMSIZE
+    blocks = [data[i * length : (i + 1) * length] for i in range(ranks)]
+    match operation:
+        case "broadcast":
+            return calls.Broadcast(0, data)
+        case "reduce":
+            return calls.Reduce(0, data, add)
+        case "all_reduce":
+            return calls.AllReduce(data, add)
+        case "all_gather":
+            return calls.AllGather(blocks)
+    return calls.ReduceScatter(blocks, blocks[rank], add)
 
-    def __init__(self, operation: str, rank: int, ranks: int, nbytes: int, add: Reduction) -> None:
-        self.data = scratch(nbytes)
-        self.data[:] = bytes(nbytes)
-        self.add = add
-        length = nbytes // ranks // ITEMSIZE * ITEMSIZE
-        self.blocks = [self.data[i * length : (i + 1) * length] for i in range(ranks)]
-        self.own = self.blocks[rank]
-        self._build = _BODIES[operation]
 
-    def body(self, choice: Choice) -> Body:
-        """What a rank runs."""
-        return lambda channel: self._build(self, channel, choice)
+def shared_candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
+    """Every way to run ``operation`` on ``nbytes`` (as `select` counts them) with ``ranks`` ranks."""
+    return [
+        Choice(name)
+        for name in ALGORITHMS[operation]
+        if not why_not(operation, name, ranks, nbytes, LARGEST_SLOT_BYTES)
+    ]
 
 
-_BODIES: MappingProxyType[str, Callable[[Memory, Channel, Choice], Run]] = MappingProxyType(
-    {
-        "broadcast": lambda m, channel, choice: operations.broadcast(channel, 0, m.data, choice),
-        "reduce": lambda m, channel, choice: operations.reduce(
-            channel, 0, m.data, m.add, scratch, choice
-        ),
-        "all_reduce": lambda m, channel, choice: operations.all_reduce(
-            channel, m.data, m.add, scratch, choice
-        ),
-        "all_gather": lambda m, channel, choice: operations.all_gather(
-            channel, m.blocks, scratch, choice
-        ),
-        "reduce_scatter": lambda m, channel, choice: operations.reduce_scatter(
-            channel, m.blocks, m.own, m.add, scratch, choice
-        ),
-    }
-)
+async def shares(group: GroupEngine) -> bool:
+    """Whether the members share memory: on all of them the same. A collective."""
+
+    async def body(channel: Channel) -> bool:
+        shm = shm_of(channel)
+        if shm is None or shm.size != group.size:
+            await Barrier().by_messages(channel, scratch)
+            return False
+        await Barrier().in_memory(shm)
+        return True
+
+    return await group.collective(Fingerprint("barrier"), body, shares=True)
+
+
+def hosts_candidates(operation: str, topology: HostTopology, nbytes: int) -> list[Choice]:
+    """Every way to run ``operation`` on ``nbytes`` (as `select` counts them) over ``topology``.
+
+    Of one that goes in pieces, each length that cuts the data differently. What would run as if
+    there were no hosts is none.
+    """
+    found = []
+    for known, name in CROSSINGS:
+        if known != operation or (name == "columns" and not topology.is_even):
+            continue
+        if name == "leaders":
+            found.append(Choice(name))
+            continue
+        length = nbytes // topology.columns
+        found += [Choice(name, piece) for piece in PIECES if piece < length]
+        found.append(Choice(name, next((p for p in PIECES if p >= length), PIECES[-1])))
+    return list(dict.fromkeys(found))
+
+
+def why_not_spread(group: GroupEngine) -> str:
+    """Why ``group`` has no use for the table for several hosts; empty where it has."""
+    if group.topology is not None:
+        return ""
+    rank_infos = {rank_info.rank: rank_info for rank_info in group.endpoint.rank_infos()}
+    hosts = {rank_infos[rank].host_id for rank in group.ranks}
+    if len(hosts) == 1:
+        return "all ranks live on one host"
+    if len(hosts) == group.size:
+        return "each rank lives on a host of its own, where messages are all there is"
+    return "there are ranks without shared memory, so that all go as if each had a host of its own"

@@ -27,10 +27,16 @@ from aiodist.collectives.select import Choice
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
-from aiodist.tensors import dtype_named, reduction
-from aiodist.tuning.candidates import ITEMSIZE, Memory, candidates
-from aiodist.tuning.shm_candidates import shared_candidates, shares
-from aiodist.tuning.spreading import hosts_candidates, why_not_spread
+from aiodist.tensors import dtype_named, reduction, scratch
+from aiodist.tuning.candidates import (
+    ITEMSIZE,
+    call_on_zeros,
+    candidates,
+    hosts_candidates,
+    shared_candidates,
+    shares,
+    why_not_spread,
+)
 from aiodist.tuning.trial_runs import Runs
 from aiodist.types import ReduceOp
 
@@ -89,11 +95,13 @@ class _Matter(NamedTuple):
 
 def _over_messages(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
     add = reduction(ReduceOp.SUM, dtype_named("float32"), group.size)
-    memory = Memory(operation, group.rank, group.size, nbytes, add)
+    call = call_on_zeros(operation, group.rank, group.size, nbytes, add)
     fingerprint = Fingerprint(operation, count=nbytes // ITEMSIZE)
 
     def start(choice: Choice) -> Awaitable[None]:
-        return group.collective(fingerprint, memory.body(choice))
+        return group.collective(
+            fingerprint, lambda channel: call.by_messages(channel, scratch, choice)
+        )
 
     names = _with_chunks(candidates(operation, group.size, nbytes))
     return _Matter(f"{operation} {nbytes} bytes, {group.size} ranks", names, start)

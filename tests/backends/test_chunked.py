@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.collectives import shm_operations
+from aiodist.collectives import shm_choice
 from aiodist.collectives.rule_tables import encode
 from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import MANY, Choice, Rule
@@ -215,13 +215,13 @@ async def test_chunks_are_longer_where_ranks_outnumber_cores(
 def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ranks that have made the moves of a chain, one by one."""
     found: list[int] = []
-    make = shm_operations.all_reduce_chain
+    make = shm_choice.all_reduce_chain
 
     def made(shm: ShmLayout, *rest: Any) -> Iterator[Step]:
         found.append(shm.rank)
         return make(shm, *rest)
 
-    monkeypatch.setattr(shm_operations, "all_reduce_chain", made)
+    monkeypatch.setattr(shm_choice, "all_reduce_chain", made)
     return found
 
 

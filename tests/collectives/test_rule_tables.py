@@ -26,7 +26,7 @@ from aiodist.collectives.select import (
     Rule,
     select,
 )
-from aiodist.collectives.shm_operations import ALGORITHMS
+from aiodist.collectives.shm_choice import ALGORITHMS
 from aiodist.errors import InvalidUsageError
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.collectives import host_operations as over_hosts
+from aiodist.collectives import calls
 from aiodist.collectives.select import PIECE, Choice, select
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
@@ -305,7 +305,7 @@ async def test_every_collective_gives_the_result_of_one_host(
         choice = select(*args, **options)
         return choice._replace(chunk=min(choice.chunk, piece))
 
-    monkeypatch.setattr(over_hosts, "select", shorter)
+    monkeypatch.setattr(calls, "select", shorter)
 
     def of(rank: int, count: int = length) -> np.ndarray:
         return np.arange(count) * (rank + 1.0) + rank

@@ -12,15 +12,14 @@ import pytest
 import aiodist as dist
 from aiodist.collectives.rule_tables import decode, encode, rows_of
 from aiodist.collectives.select import HOSTS_RULES, MANY, SHARED_RULES, Choice, Rule, select
-from aiodist.collectives.shm_operations import ALGORITHMS
+from aiodist.collectives.shm_choice import ALGORITHMS
 from aiodist.commands.main import main
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.launch.starting import USAGE_ERROR
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
-from aiodist.tuning.candidates import candidates
-from aiodist.tuning.shm_candidates import shared_candidates
+from aiodist.tuning.candidates import candidates, shared_candidates
 from aiodist.tuning.trial_runs import Runs
 
 

@@ -7,21 +7,22 @@ from itertools import accumulate
 
 import numpy as np
 
-from aiodist.backends import calls
-from aiodist.backends.calls import Blocks, Call, Run
 from aiodist.backends.gradual_copy import copy_gradually
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi
 from aiodist.backends.mpi.mpi_agreement import MpiAgreement, sending
 from aiodist.backends.mpi.poller import Request
 from aiodist.backends.mpi.reductions import MpiReduction
+from aiodist.collectives import calls
+from aiodist.collectives.calls import Blocks, Call, Run
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.tensors import Reduction, scratch
+from aiodist.tensors import scratch
 
 
 class MpiOperations:
-    """A `backends.calls.Operations` on one communicator.
+    """A `backends.algorithm_choice.Operations` on one communicator.
 
     They run one after the other, once the communicator is there; see `agreement`. A reduction that
     MPI does not have runs by our own algorithms, over MPI's messages; all ranks decide that alike,
@@ -66,7 +67,7 @@ class MpiOperations:
         root, data = call.root, call.data
         mine = self._in_mpi(call.op)
         if mine is None:
-            await call.over_messages(channel)
+            await call.by_messages(channel, scratch)
             return
         mpi, comm = self._gate.mpi, self._gate.comm
         theirs, datatype = mine
@@ -81,7 +82,7 @@ class MpiOperations:
         data = call.data
         mine = self._in_mpi(call.op)
         if mine is None:
-            await call.over_messages(channel)
+            await call.by_messages(channel, scratch)
             return
         theirs, datatype = mine
         elements = [data, datatype]
@@ -145,7 +146,7 @@ class MpiOperations:
         await self._agreement.compare(channel, _lengths(blocks))
         mine = self._in_mpi(op)
         if mine is None:
-            await call.over_messages(channel)
+            await call.by_messages(channel, scratch)
             return
         source = await self._one_piece(blocks, apart_from=out)
         counts = [len(block) // op.itemsize for block in blocks]

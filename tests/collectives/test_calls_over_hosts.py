@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aiodist.collectives import host_operations
+from aiodist.collectives import calls
 from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
 from aiodist.collectives.host_topology import HostTopology, SubChannel
 from aiodist.collectives.multi_host import MultiHostContext
@@ -44,19 +44,20 @@ def program_of(operation, name, piece, lengths, root, data, outs, op):
         view = MultiHostContext(line, data["places"], None, line.scratch)
         mine = memoryview(data[line.rank]).cast("B")
         if operation == "barrier":
-            await host_operations.barrier(view)
+            await calls.Barrier().over_hosts(view)
         elif operation == "broadcast":
-            await host_operations.broadcast(view, root, mine, rules)
+            await calls.Broadcast(root, mine).over_hosts(view, rules)
         elif operation == "reduce":
-            await host_operations.reduce(view, root, mine, op, rules)
+            await calls.Reduce(root, mine, op).over_hosts(view, rules)
         elif operation == "all_reduce":
-            await host_operations.all_reduce(view, mine, op, rules)
+            await calls.AllReduce(mine, op).over_hosts(view, rules)
         elif operation == "all_gather":
             blocks = cut(outs[line.rank])
             blocks[line.rank][:] = cut(mine)[line.rank]
-            await host_operations.all_gather(view, blocks, rules)
+            await calls.AllGather(blocks).over_hosts(view, rules)
         else:
-            await host_operations.reduce_scatter(view, cut(mine), outs[line.rank], op, rules)
+            call = calls.ReduceScatter(cut(mine), outs[line.rank], op)
+            await call.over_hosts(view, rules)
 
     return program
 
@@ -137,7 +138,7 @@ def test_all_to_all_sends_each_block_to_another_host_once(network, shape, seed):
 
     async def program(line):
         view = MultiHostContext(line, topology, None, line.scratch)
-        await host_operations.all_to_all(view, inputs[line.rank], outputs[line.rank])
+        await calls.AllToAll(inputs[line.rank], outputs[line.rank]).over_hosts(view)
 
     network(size, seed).run(lambda line: program(noting(line, shape, crossed)))
     for rank in range(size):
@@ -156,7 +157,7 @@ def test_hosts_with_pairs_broadcast_middle_sizes_by_one_rank_each(network, shape
 
     async def program(line):
         view = MultiHostContext(line, topology, None, line.scratch)
-        await host_operations.broadcast(view, 0, memoryview(data[line.rank]))
+        await calls.Broadcast(0, memoryview(data[line.rank])).over_hosts(view)
 
     network(size).run(lambda line: program(noting(line, shape, crossed)))
     assert all((each == 1).all() for each in data)

@@ -27,7 +27,7 @@ from aiodist.groups.world import current_world
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.testing import run_ranks
-from aiodist.tuning.spreading import hosts_candidates
+from aiodist.tuning.candidates import hosts_candidates
 from aiodist.tuning.trial_runs import Runs
 from aiodist.tuning.tuning_rank import measure
 
