@@ -40,11 +40,8 @@ StartPlan = Callable[[Any, Any, float | None, Any], CompletedRecord | Work[Any] 
 class CachedPlan(Protocol):
     """What equal operations share: `start` with `direct` and `views` starts each of them."""
 
-    @property
-    def start(self) -> StartPlan: ...
-
-    @property
-    def direct(self) -> Any: ...
+    start: StartPlan
+    direct: Any
 
     def views(self, operation: Any) -> Any:
         """Return what ``direct`` works on, in few steps and without checks.

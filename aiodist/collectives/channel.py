@@ -20,13 +20,10 @@ class Channel(Protocol):
     channel. Memory handed to a withdrawn receive is not written any more.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank's number in the group, from 0."""
-
-    @property
-    def size(self) -> int:
-        """How many ranks the group has."""
+    rank: int
+    """This rank's number in the group, from 0."""
+    size: int
+    """How many ranks the group has."""
 
     def send(self, dst: int, data: memoryview) -> Pending[None]:
         """Send bytes (any length, also 0) to group rank ``dst`` (never this rank itself).

@@ -35,11 +35,8 @@ T = TypeVar("T")
 class IntraHost(Protocol):
     """The ranks of this rank's host. Arguments and promises are those of `operations`."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     async def barrier(self) -> None: ...
 

@@ -20,9 +20,8 @@ class Reduction(Protocol):
     bits on every rank, whatever their addresses. Lengths are equal and whole elements; 0 is fine.
     """
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element; algorithms cut data only at multiples of it."""
+    itemsize: int
+    """Bytes of one element; algorithms cut data only at multiples of it."""
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
         """``acc = op(acc, other)``, or ``op(other, acc)`` where ``other_first``."""

@@ -31,13 +31,10 @@ COMMANDS = MappingProxyType[str, str](
 class Command(Protocol):
     """What the module of a command has."""
 
-    @property
-    def parser(self) -> Callable[[], Parser]:
-        """Return a new parser of the command's options."""
-
-    @property
-    def main(self) -> Callable[[Sequence[str]], int]:
-        """Run the command; return the exit code. Raises DistError and OSError."""
+    parser: Callable[[], Parser]
+    """Return a new parser of the command's options."""
+    main: Callable[[Sequence[str]], int]
+    """Run the command; return the exit code. Raises DistError and OSError."""
 
 
 def load(name: str) -> Command:

@@ -14,16 +14,11 @@ from aiodist.groups.group_facts import GroupFacts
 class Members(Protocol):
     """The ranks of a group."""
 
-    @property
-    def rank(self) -> int:
-        """This process's number in the group."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The global ranks of the members."""
+    rank: int
+    """This process's number in the group."""
+    size: int
+    ranks: tuple[int, ...]
+    """The global ranks of the members."""
 
 
 class NumberedGroup(Members, GroupFacts, Protocol):

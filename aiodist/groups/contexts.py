@@ -46,18 +46,14 @@ _PRUNE = 64
 class AskingGroup(GroupFacts, Protocol):
     """A group that asks its members what they do instead of an operation that takes too long."""
 
-    @property
-    def status_queries(self) -> StatusQueries: ...
+    status_queries: StatusQueries
 
 
 class CollectiveGroup(AskingGroup, Protocol):
     """What the context of a collective needs of its group; `GroupEngine` is one."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     def late_mismatch(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""

@@ -44,8 +44,7 @@ _FEW = 2
 class KnownGroup(GroupFacts, Protocol):
     """What errors say of the groups of a rank; `GroupEngine` is one."""
 
-    @property
-    def backend(self) -> CollectiveBackend: ...
+    backend: CollectiveBackend
 
     def last_in_memory(self, rank: int) -> str:
         """Return the last collective in shared memory that global rank ``rank`` finished, or ""."""

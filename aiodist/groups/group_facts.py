@@ -21,26 +21,15 @@ from aiodist.store import Store
 class GroupFacts(Protocol):
     """The identity of a group, and where it lives."""
 
-    @property
-    def id(self) -> int:
-        """Its number on the wire, equal on all its ranks."""
-
-    @property
-    def group_name(self) -> str: ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The global ranks of the members."""
-
-    @property
-    def global_rank(self) -> int:
-        """This process's global rank."""
-
-    @property
-    def world(self) -> RankWorld: ...
-
-    @property
-    def endpoint(self) -> Endpoint: ...
+    id: int
+    """Its number on the wire, equal on all its ranks."""
+    group_name: str
+    ranks: tuple[int, ...]
+    """The global ranks of the members."""
+    global_rank: int
+    """This process's global rank."""
+    world: RankWorld
+    endpoint: Endpoint
 
 
 class EndingGroup(GroupFacts, Protocol):
@@ -54,11 +43,8 @@ class EndingGroup(GroupFacts, Protocol):
 class RankWorld(Protocol):
     """What a group and its backend use of the world of their rank."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -70,30 +56,17 @@ class RankWorld(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
 
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def membership(self) -> Membership: ...
-
-    @property
-    def store(self) -> Store | None: ...
-
-    @property
-    def token(self) -> bytes:
-        """From rank 0: the ranks know each other by it."""
-
-    @property
-    def table(self) -> bytes:
-        """From rank 0: a file of measured choices; empty where there is no such file."""
-
-    @property
-    def tables(self) -> Tables:
-        """The tables that algorithms are chosen by."""
-
-    @property
-    def allow_pickle(self) -> bool:
-        """Whether objects may be pickled where an operation does not say."""
+    recorder: Recorder
+    membership: Membership
+    store: Store | None
+    token: bytes
+    """From rank 0: the ranks know each other by it."""
+    table: bytes
+    """From rank 0: a file of measured choices; empty where there is no such file."""
+    tables: Tables
+    """The tables that algorithms are chosen by."""
+    allow_pickle: bool
+    """Whether objects may be pickled where an operation does not say."""
 
     @property
     def default(self) -> GroupFacts | None:

@@ -36,8 +36,7 @@ class ObservedGroup(Protocol):
 class Observed(Protocol):
     """What the observer reads; `groups.world.World` is one. Every method may be called from any thread."""
 
-    @property
-    def recorder(self) -> Recorder: ...
+    recorder: Recorder
 
     @property
     def groups(self) -> Sequence[ObservedGroup]: ...

@@ -28,20 +28,12 @@ class Reduction(Protocol):
     otherwise). Operands keep their places, since for NaN and -0.0 the order shows in the bits.
     """
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        ...
-
-    @property
-    def needs_prepare(self) -> bool:
-        """Whether `prepare` does anything."""
-        ...
-
-    @property
-    def needs_finish(self) -> bool:
-        """Whether `finish` does anything."""
-        ...
+    itemsize: int
+    """Bytes of one element."""
+    needs_prepare: bool
+    """Whether `prepare` does anything."""
+    needs_finish: bool
+    """Whether `finish` does anything."""
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
         """``acc = op(acc, other)``, or ``op(other, acc)`` when ``other_first``."""
