@@ -167,7 +167,7 @@ def make(kind: RedOpType, dtype: DType, factor: Any, divisor: int | None) -> Num
     own = dtype.numpy()
     if own is None:
         raise TypeError(f"numpy has no dtype {dtype.name}")
-    multiply = None if factor is None else partial(_silently, _multiplier(own, factor))
+    multiply = None if factor is None else partial(_silently, _scaler(np.multiply, own, factor))
     divide = None if divisor is None else partial(_silently, _divider(own, divisor))
     return NumpyReduction(_UFUNCS[kind], own, multiply, divide)
 
@@ -181,44 +181,24 @@ def holds(dtype: DType, value: int) -> bool:
     return bool(limits.min <= value <= limits.max)
 
 
-def _parts(data: Array) -> Array:
-    """Complex numbers as pairs of reals: scaling by a real number needs no complex arithmetic."""
-    return data.view(data.real.dtype)
+def _scaler(ufunc: np.ufunc, dtype: np.dtype[Any], number: Any) -> _Scale:
+    """What applies ``ufunc`` with ``number`` to each element, in place.
 
-
-def _multiplier(dtype: np.dtype[Any], factor: Any) -> _Scale:
-    if dtype.kind == "c" and not isinstance(factor, complex):
-        real = np.dtype(dtype.type(0).real).type(factor)
-
-        def scale_parts(data: Array) -> None:
-            parts = _parts(data)
-            np.multiply(parts, real, parts)
-
-        return scale_parts
-    value = dtype.type(factor)
+    A real number is applied to the parts of complex ones: that needs no complex arithmetic.
+    """
+    to_parts = dtype.kind == "c" and not isinstance(number, complex)
+    value = (dtype.type(0).real.dtype if to_parts else dtype).type(number)
 
     def scale(data: Array) -> None:
-        np.multiply(data, value, data)
+        numbers = data.view(data.real.dtype) if to_parts else data
+        ufunc(numbers, value, numbers)
 
     return scale
 
 
 def _divider(dtype: np.dtype[Any], size: int) -> _Scale:
-    if dtype.kind == "f":
-        value = dtype.type(size)
-
-        def divide(data: Array) -> None:
-            np.true_divide(data, value, data)
-
-        return divide
-    if dtype.kind == "c":
-        real = np.dtype(dtype.type(0).real).type(size)
-
-        def divide_parts(data: Array) -> None:
-            parts = _parts(data)
-            np.true_divide(parts, real, parts)
-
-        return divide_parts
+    if dtype.kind in "fc":
+        return _scaler(np.true_divide, dtype, size)
 
     # Toward zero, exactly, and for more ranks than an int8 can count.
     wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
