@@ -6,7 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import SupportsIndex
+from typing import Self, SupportsIndex
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
@@ -63,7 +63,8 @@ class Store(ABC):
     stays usable. Waiting calls raise StoreTimeoutError (naming the missing keys) when the
     timeout passes; a broken connection raises DistStoreError with the cause chained.
 
-    A store of your own implements `get_until` and `wait_until`; `get` and `wait` call these.
+    A store of your own implements `get_until` and `wait_until`; `get` and `wait` call these. Usable as
+    an async context manager.
     """
 
     timeout: float | timedelta = STORE_TIMEOUT
@@ -217,3 +218,9 @@ class Store(ABC):
 
     def close_in_child(self) -> None:  # noqa: B027  # most hold nothing that is shared
         """Release inherited sockets in a forked child without a message to the other side."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()

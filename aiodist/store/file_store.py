@@ -41,7 +41,7 @@ class FileStore(Store):
     Writers append under a file lock. Readers poll with growing pauses of at most 20 ms. No call
     blocks the loop for longer than it takes to read or write its own bytes. The file (mode 0600) is
     removed when its last handle is closed. Do not use a handle in a forked child: open the file
-    there. Usable as an async context manager.
+    there.
     """
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -193,12 +193,6 @@ class FileStore(Store):
     def close_in_child(self) -> None:
         self._closed = True
         self._log.close()
-
-    async def __aenter__(self) -> FileStore:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     async def _values(self, keys: Sequence[str], deadline: Deadline) -> list[bytes]:
         """Return the values of ``keys`` at a moment when all were set."""

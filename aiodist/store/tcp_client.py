@@ -36,7 +36,7 @@ class TcpStore(Store):
 
     Calls are pipelined: many can be in progress at once. Waiting happens in the server. When the
     connection breaks, every call in progress and every later one raises DistStoreError; connect
-    again to go on. Usable as an async context manager.
+    again to go on.
     """
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -164,12 +164,6 @@ class TcpStore(Store):
     def close_in_child(self) -> None:
         self._closed = True
         close_inherited([self._writer])
-
-    async def __aenter__(self) -> TcpStore:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     async def _call(self, operation: str, *arguments: Any, within: float | None = None) -> Any:
         seconds = self._call_timeout if within is None else within

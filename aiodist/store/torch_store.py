@@ -25,7 +25,7 @@ class TorchStore(Store):
     waits for keys. A wait polls with growing pauses of at most 20 ms, so it can be cancelled, and
     no thread is stuck in it when the interpreter ends. ``delete_key`` first asks whether the key is
     set, because torch's FileStore does not say. Two deletions at the same moment may both
-    therefore return True. Usable as an async context manager.
+    therefore return True.
     """
 
     def __init__(self, store: Any, *, call_timeout: float = CALL_SECONDS) -> None:
@@ -100,12 +100,6 @@ class TorchStore(Store):
         self._closed = True
         # Queued calls are not cancelled: they are short, and their callers get an answer.
         self._pool.shutdown(wait=False)
-
-    async def __aenter__(self) -> TorchStore:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     async def _pause(self, pause: float, keys: Sequence[str], deadline: Deadline) -> None:
         left = deadline.remaining()
