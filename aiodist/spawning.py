@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_list
-from aiodist.launch.environment import (
-    job_identity,
-    meeting_environment,
-    rank_environment,
-)
+from aiodist.launch.environment import job_identity, meeting_environment, rank_environment
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.rank_function import call_as_rank
 

@@ -82,11 +82,11 @@ class CollectiveContext:
         "_group",
         "_key",
         "_messenger",
-        "_meta",
         "_ranks",
         "_recvs",
         "_sends",
         "communicator",
+        "meta",
         "rank",
         "sequence",
         "shm",
@@ -105,7 +105,8 @@ class CollectiveContext:
         self._ranks = group.ranks
         self._key = (COLLECTIVE, group.id, sequence)
         self._fingerprint = fingerprint
-        self._meta = fingerprint.encoded
+        self.meta = fingerprint.encoded
+        """As it goes with every message."""
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self.communicator: ShmCommunicator | None = None
@@ -142,7 +143,7 @@ class CollectiveContext:
         """Return the error for what group rank ``src`` has published: another operation, or length."""
         meta = encoded_of(words)
         detail = f" and sent {came} bytes where {expected} are expected"
-        if meta != self._meta:
+        if meta != self.meta:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
 
@@ -169,7 +170,7 @@ class CollectiveContext:
         self._messenger.inbox.watch(self._key, self._compare)
 
     def _compare(self, arrival: Arrival) -> None:
-        if arrival.meta != self._meta:
+        if arrival.meta != self.meta:
             self._group.fail_soon(self.sequence, self._mismatch(arrival.src, arrival.meta))
 
     def tell(self) -> None:
@@ -192,16 +193,11 @@ class CollectiveContext:
     def group_name(self) -> str:
         return self._group.group_name
 
-    @property
-    def meta(self) -> bytes:
-        """The fingerprint, as it goes with every message."""
-        return self._meta
-
     # -- collectives.Channel
 
     def send(self, dst: int, data: memoryview) -> Pending[None]:
         to = self._ranks[dst]
-        message = self._messenger.send(to, self._key, data, self._meta)
+        message = self._messenger.send(to, self._key, data, self.meta)
         if not message.done:
             if len(self._sends) > _PRUNE:
                 self._sends = [pair for pair in self._sends if not pair[1].done]
@@ -209,12 +205,12 @@ class CollectiveContext:
         return message
 
     def recv(self, src: int, into: memoryview) -> Pending[Any]:
-        return self._post(Recv(self._key, self._ranks[src], into, self._meta, self._check))
+        return self._post(Recv(self._key, self._ranks[src], into, self.meta, self._check))
 
     def recv_new(self, src: int) -> Pending[memoryview]:
         arrived: Pending[memoryview] = Pending()
         recv = Recv(
-            self._key, self._ranks[src], None, self._meta, self._check, lambda _, n: scratch(n)
+            self._key, self._ranks[src], None, self.meta, self._check, lambda _, n: scratch(n)
         )
 
         def hand_over() -> None:
@@ -238,7 +234,7 @@ class CollectiveContext:
 
     def _check(self, recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
         error = None
-        if meta != self._meta:
+        if meta != self.meta:
             error = self._mismatch(src, meta)
         elif recv.into is not None and len(recv.into) != length:
             detail = f" and sent {length} bytes where {len(recv.into)} are expected"
@@ -301,7 +297,7 @@ class CollectiveContext:
         if (
             left is not None
             and communicator is not None
-            and (left.meta, left.length) == (self._meta, 0)
+            and (left.meta, left.length) == (self.meta, 0)
         ):
             left = None  # another rank's `tell`
         if error is None and left is not None:
@@ -369,11 +365,11 @@ class MessageContext:
     __slots__ = (
         "_group",
         "_messenger",
-        "_other",
         "_send",
         "_status_query",
         "_tag",
         "_what",
+        "other",
         "recv",
     )
 
@@ -384,7 +380,8 @@ class MessageContext:
         self._messenger = messenger
         self._group = group
         self._what = what
-        self._other = other
+        self.other = other
+        """Also -1 as long as it is not known."""
         self._tag = tag
         self.recv: Recv | None = None
         """The receive that is posted, if this is one."""
@@ -398,16 +395,11 @@ class MessageContext:
 
     @property
     def from_any_rank(self) -> bool:
-        return self._other < 0
-
-    @property
-    def other(self) -> int:
-        """The global rank at the other end, -1 as long as it is not known."""
-        return self._other
+        return self.other < 0
 
     def matched(self, rank: int) -> None:
         """Note that a receive from any rank has its message, from global rank ``rank``, on its way."""
-        self._other = rank
+        self.other = rank
 
     def sending(self, message: Send) -> Send:
         self._send = message
@@ -419,13 +411,13 @@ class MessageContext:
 
     def describe(self) -> str:
         direction = "to" if self.is_send else "from"
-        peers = "any rank" if self._other < 0 else f"rank {self._other}"
+        peers = "any rank" if self.other < 0 else f"rank {self.other}"
         return f"{self._what} {direction} {peers} with tag {self._tag} in group {self._group.group_name!r}"
 
     def waiting_for(self) -> Sequence[int]:
         return (
-            [self._other]
-            if self._other >= 0
+            [self.other]
+            if self.other >= 0
             else [rank for rank in self._group.ranks if rank != self._group.global_rank]
         )
 
@@ -434,9 +426,9 @@ class MessageContext:
         return self._messenger.spin_policy
 
     def polls(self) -> Sequence[Callable[[], None]]:
-        if self._other < 0:
+        if self.other < 0:
             return ()
-        return self._messenger.polls([self._other])
+        return self._messenger.polls([self.other])
 
     def sleeper(self) -> Sleeper | None:
         return None
@@ -446,7 +438,7 @@ class MessageContext:
             if self.recv is not None:
                 self._messenger.inbox.withdraw(self.recv)
             if self._send is not None and not self._send.done:
-                self._messenger.withdraw_send(self._other, self._send)
+                self._messenger.withdraw_send(self.other, self._send)
         if self._status_query:
             self._group.status_queries.drop(self._status_query)
         self._group.message_ended(self)

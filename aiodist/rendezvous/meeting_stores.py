@@ -12,13 +12,7 @@ from typing import Any
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
-from aiodist.links.interfaces import (
-    choose_hosts,
-    default_address,
-    family_of,
-    is_loopback,
-    route_to,
-)
+from aiodist.links.interfaces import choose_hosts, default_address, family_of, is_loopback, route_to
 from aiodist.rendezvous.absence_watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.rendezvous.agent import agent_client
 from aiodist.rendezvous.assembly import assemble

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.errors import ProtocolError
-from aiodist.tensors.codes import (
-    ARRAY,
-    NUMPY_DTYPE,
-    SCALAR,
-    TENSOR,
-    TORCH_DEVICE,
-    Encoded,
-)
+from aiodist.tensors.codes import ARRAY, NUMPY_DTYPE, SCALAR, TENSOR, TORCH_DEVICE, Encoded
 from aiodist.tensors.meta import MAX_DIMENSIONS
 
 # What numpy may be asked to parse: numbers, bytes, text, dates and raw bytes, of either byte order.
