@@ -108,9 +108,8 @@ class ReduceOp:
                 return ReduceOp.premul_sum(state[1])
             raise TypeError("PREMUL_SUM needs its factor: pass ReduceOp.premul_sum(factor)")
         if name in RedOpType.__members__:
-            found: ReduceOp = getattr(
-                ReduceOp, name
-            )  # the one there is: by it equal calls are known
+            # The one there is: by it equal calls are known.
+            found: ReduceOp = getattr(ReduceOp, name)
             return found
         names = ", ".join(
             repr(kind.name.lower()) for kind in RedOpType if kind is not RedOpType.PREMUL_SUM

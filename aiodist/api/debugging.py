@@ -70,9 +70,8 @@ def debug_on(rank: int, group: Group | None, frame: FrameType) -> None:
     try:
         debugger.interaction(frame, None)
     finally:
-        sys.settrace(
-            None
-        )  # ``next`` and ``step`` do not trace: the other ranks would wait meanwhile
+        # ``next`` and ``step`` do not trace: the other ranks would wait meanwhile.
+        sys.settrace(None)
         if source is not sys.stdin:
             source.close()
     if debugger.quitting:

@@ -91,9 +91,8 @@ class Stream(ObjectStream):
         self._items = 0  # credit
         self._bytes = 0
         self._writers: deque[asyncio.Future[None]] = deque()
-        self._send_lock = (
-            asyncio.Lock()
-        )  # of sends that have to wait, so that none overtakes another
+        # Of sends that have to wait, so that none overtakes another.
+        self._send_lock = asyncio.Lock()
         self._batch: list[bytes] = []  # lengths and envelopes, in turn
         self._batch_bytes = 0
         self._ended = False

@@ -80,9 +80,8 @@ class Sends:
                 rest = await start(context)
             finally:
                 if before is not None and not before.done:
-                    before.callback = (
-                        go_on  # given up, while an earlier one is still not on its way
-                    )
+                    # Given up, while an earlier one is still not on its way.
+                    before.callback = go_on
                 else:
                     go_on()
             await rest

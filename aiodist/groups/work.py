@@ -139,9 +139,8 @@ class Work(Coroutine[Any, Any, T]):
             # The frames it came through hold the tensors and, in a circle, the error itself.
             # Its message says all; an error of another class keeps them, to be looked into.
             error.__traceback__ = None
-        waiting_for = (
-            () if error is None else context.waiting_for()
-        )  # no longer known once it is over
+        # No longer known once it is over.
+        waiting_for = () if error is None else context.waiting_for()
         try:
             self._error = context.close(error)
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on

@@ -111,9 +111,8 @@ class _ReduceScatter(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad: Tensor = allgather_async(grads[0], None, ctx.process_set).wait()
         scale = ctx.factors[0] * ctx.factors[1]
-        if (
-            ctx.op is Sum
-        ):  # as Horovod has it: a mean over the ranks, unless it is asked for the sum
+        # As Horovod has it: a mean over the ranks, unless it is asked for the sum.
+        if ctx.op is Sum:
             scale *= ctx.process_set.size()
         return grad * scale, None, None, None, None
 

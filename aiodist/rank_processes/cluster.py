@@ -226,9 +226,8 @@ class Cluster:
         call = self._dumps((fn, args, kwargs))
         context = contextvars.copy_context()
         for rank in self._ranks:
-            rank.context = (
-                context  # a notebook shows output below the cell in whose context it is printed
-            )
+            # A notebook shows output below the cell in whose context it is printed.
+            rank.context = context
         order: list[RankProcess] = []  # in which ranks failed
         tasks = {rank.call(call): rank for rank in ranks}
         try:

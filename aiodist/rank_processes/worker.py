@@ -88,9 +88,8 @@ class Worker:
         while True:
             answer = self._execute(self._calls.get())
             for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-                with suppress(
-                    AttributeError, OSError, ValueError
-                ):  # a call may replace or close it
+                # A call may replace or close it.
+                with suppress(AttributeError, OSError, ValueError):
                     stream.flush()  # type: ignore[union-attr]
             for descriptor in (1, 2):
                 os.write(descriptor, END_MARK)

@@ -186,9 +186,8 @@ class Reducer(ABC):
             if self._silent:
                 return
             if bucket.launched:
-                self._has_extra_gradient = (
-                    True  # `synchronize` raises, and ends the step on all ranks
-                )
+                # `synchronize` raises, and ends the step on all ranks.
+                self._has_extra_gradient = True
                 return
             self._is_synchronized = False
             if bucket.passed(index) < self.backward_passes_per_step:

@@ -228,9 +228,8 @@ def broadcast_parameters(
     flats = [pack(several) for several in lists]
     works = [broadcast(flat, root, group, async_op=True) for flat in flats]
     for work in works:
-        if (
-            work is None
-        ):  # a rank outside the group: it was warned, and its tensors stay as they are
+        # A rank outside the group was warned, and its tensors stay as they are.
+        if work is None:
             return
         work.wait()
     for several, flat in zip(lists, flats, strict=True):

@@ -47,9 +47,8 @@ class Gate:
             return
         self.mpi, self.comm, self.poller = mpi, comm, poller
         self.most_tag = int(comm.Get_attr(mpi.TAG_UB))
-        while (
-            self._waiting
-        ):  # not open before the last has gone: a call that comes now comes after them
+        # Not open before the last has gone: a call that comes now comes after them.
+        while self._waiting:
             self._call(*self._waiting.pop(0))
         self.is_open = True
 
