@@ -357,10 +357,6 @@ class GroupEngine(Messaging):
                 self._break(error)
 
     def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
-        """End the group: a member is gone. All that is under way or comes later fails on all members.
-
-        ``heard``: another member said so; a rank notices only the end of those it has talked to.
-        """
         if self.communicator is not None:
             self.communicator.poll()  # it may have left all that was needed
         super().peer_lost(error, heard=heard)

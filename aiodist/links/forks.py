@@ -16,7 +16,6 @@ class Inherited(Protocol):
 
     def close_in_child(self) -> None:
         """Release them; the parent's streams stay open. Idempotent."""
-        ...
 
 
 def close_in_children(owner: Inherited) -> None:

@@ -7,7 +7,6 @@ import contextvars
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from aiodist.deadline import to_seconds
@@ -94,12 +93,7 @@ class Cluster:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
     async def start(self) -> None:

@@ -179,10 +179,6 @@ class _Opened(Store):
         self._forgotten.atexit = False  # the portal's end takes care of it
 
     def close(self) -> None:
-        """Give up this handle's connection, server or file. Idempotent.
-
-        Threads that wait in a call of it raise DistStoreError.
-        """
         if self._forgotten.detach() is not None:
             try:
                 self._portal.run(self._resident.leave)

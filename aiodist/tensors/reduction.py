@@ -37,23 +37,18 @@ class Reduction(Protocol):
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
         """``acc = op(acc, other)``, or ``op(other, acc)`` when ``other_first``."""
-        ...
 
     def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
         """``out = op(a, b)``; ``out`` is memory of its own or exactly ``a`` or ``b``."""
-        ...
 
     def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
         """`into` of these very views, to be called again and again, by one thread at a time."""
-        ...
 
     def prepare(self, data: memoryview) -> None:
         """PREMUL_SUM: multiply this rank's input by the factor, in place, before the rest."""
-        ...
 
     def finish(self, data: memoryview) -> None:
         """AVG: divide the sum by the number of ranks, in place (integers truncate toward 0)."""
-        ...
 
 
 def reduction(op: ReduceOp, dtype: DType, size: int) -> Reduction:

@@ -20,7 +20,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from aiodist.deadline import Deadline
@@ -81,12 +80,7 @@ class Faults:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.mend()
 
     @property

@@ -181,19 +181,15 @@ class FrameHandler(Protocol):
         Most frames have no ``payload``. If there is one, read it first: sending, for example, may
         read the next bytes over it.
         """
-        ...
 
     def payload(self, frame: Frame) -> memoryview | None:
         """Return memory for the ``frame.length`` payload bytes of an incomplete frame; None drops them."""
-        ...
 
     def payload_done(self, frame: Frame) -> None:
         """Handle the end of a payload: all bytes of ``frame`` are in place, or dropped."""
-        ...
 
     def lost(self, error: BaseException | None) -> None:
         """Handle the end of the stream."""
-        ...
 
 
 class FrameDecoder:

@@ -76,7 +76,6 @@ class Extension(Protocol):
 
         Raises TypeError or ValueError for an object of its types that cannot travel.
         """
-        ...
 
     def decode(self, code: int, data: bytes, memory: memoryview | None, owned: bool) -> Any:
         """Do the inverse. Return NotImplemented for a code of another extension.
@@ -84,7 +83,6 @@ class Extension(Protocol):
         ``owned``: the object may keep ``memory``; else it copies it. Raises ValueError, TypeError
         or ProtocolError for bytes that `encode` never makes.
         """
-        ...
 
 
 class RefusedError(Exception):
