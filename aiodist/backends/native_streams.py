@@ -21,11 +21,12 @@ import asyncio
 import math
 import struct
 from collections import deque
+from collections.abc import Generator
 from typing import Any
 from weakref import WeakValueDictionary
 
 from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError, message_of
-from aiodist.completion import Driver, Pending
+from aiodist.completion import Driver, Pending, T
 from aiodist.errors import (
     DistError,
     InvalidUsageError,
@@ -164,13 +165,7 @@ class Stream(ObjectStream):
                 return
         steps = self._codec.dump_steps(obj, allow_pickle=self._allow_pickle)
         async with self._send_lock:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as stop:
-                    await self._send(stop.value)
-                    return
-                await asyncio.sleep(0)
+            await self._send(await _step_by_step(steps))
 
     async def end(self) -> None:
         async with self._send_lock:  # sends that wait come first
@@ -273,12 +268,7 @@ class Stream(ObjectStream):
         try:
             memory = [part.into for part in parcel.parts if part.into is not None]
             steps = self._codec.load_steps(parcel.envelope, memory, allow_pickle=self._allow_pickle)
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as stop:
-                    return stop.value
-                await asyncio.sleep(0)
+            return await _step_by_step(steps)
         except asyncio.CancelledError:
             self._buffer.appendleft((parcel, size))
             size = -1
@@ -435,6 +425,17 @@ class Streams:
         stream.start(None if last is None or last.over.done else last.over)
         self._last[peer, tag] = stream
         return stream
+
+
+async def _step_by_step(steps: Generator[None, None, T]) -> T:
+    """Take all ``steps``, between which the loop turns, and return what they make."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            made: T = stop.value
+            return made
+        await asyncio.sleep(0)
 
 
 def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:

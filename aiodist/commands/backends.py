@@ -9,6 +9,7 @@ from types import MappingProxyType
 from aiodist.backends.registry import OFFERS, default_backend, has_gpu, why_not
 from aiodist.backends.support_table import COLUMNS, FUNCTIONS
 from aiodist.launch.args import Parser
+from aiodist.observe.text_table import table
 from aiodist.types import Backend
 
 _NOTES = MappingProxyType(
@@ -43,8 +44,7 @@ def report() -> str:
         reason = why_not(name)
         note = reason or _NOTES.get(Backend(name), "")
         rows.append((str(name), ", ".join(offer.devices), "no" if reason else "yes", note))
-    lines = [*_aligned(rows), "", f"default: {default_backend()}", "", *_aligned(_functions())]
-    return "".join(f"{line}\n" for line in lines)
+    return f"{table(rows)}\n\ndefault: {default_backend()}\n\n{table(_functions())}\n"
 
 
 def _functions() -> list[tuple[str, ...]]:
@@ -56,11 +56,3 @@ def _functions() -> list[tuple[str, ...]]:
         row = [cell if is_here else "no" for cell, is_here in zip(cells, here, strict=True)]
         rows.append((name, *row))
     return rows
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

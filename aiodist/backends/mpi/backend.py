@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from aiodist.backends.mpi.gate import Gate
-from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
+from aiodist.backends.mpi.library import Mpi, awaited, check_thread, in_thread, load, translated
 from aiodist.backends.mpi.mpi_agreement import MpiAgreement, checks
 from aiodist.backends.mpi.mpi_messenger import MpiMessenger
 from aiodist.backends.mpi.mpi_operations import MpiOperations
@@ -59,20 +59,9 @@ class MpiBackend(CollectiveBackend):
 
     async def ready(self, deadline: Deadline) -> None:
         """Raises DistBackendError, InvalidUsageError, or CollectiveTimeoutError at the deadline."""
-        opened: asyncio.Future[None] = self._loop.create_future()
-
-        def succeed() -> None:
-            if not opened.done():
-                opened.set_result(None)
-
-        def fail(error: BaseException) -> None:
-            if not opened.done():
-                opened.set_exception(error)
-
-        self._gate.run(succeed, fail)
         try:
             async with asyncio.timeout(None if deadline.timeout is None else deadline.remaining()):
-                await opened
+                await awaited(self._gate.passed())
         except TimeoutError:
             raise CollectiveTimeoutError(
                 f"MPI made no communicator for group {self._group.group_name!r} within "

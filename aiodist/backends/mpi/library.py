@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
 import sys
 import threading
-from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +71,7 @@ def check_thread(mpi: Mpi) -> None:
     )
 
 
-def in_thread(loop: AbstractEventLoop, function: Callable[[], T]) -> Pending[T]:
+def in_thread(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> Pending[T]:
     """Call ``function``, which may block, in a thread of its own; done in the loop's thread.
 
     A daemon: what waits for ranks that never come must not keep the process from ending.
@@ -115,3 +115,12 @@ def translated(mpi: Mpi, error: Exception) -> Exception:
 
 def _context(error: BaseException) -> str:
     return "; ".join(context.strip() for context in str(error).splitlines() if context.strip())
+
+
+async def awaited(pending: Pending[T]) -> T:
+    """Return the value of ``pending`` in a task of asyncio's."""
+    done = asyncio.Event()
+    pending.callback = done.set
+    if not pending.done:
+        await done.wait()
+    return await pending

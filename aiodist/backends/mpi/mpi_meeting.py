@@ -15,8 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load
-from aiodist.completion import Pending, T
+from aiodist.backends.mpi.library import Mpi, awaited, check_thread, in_thread, load
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, StoreTimeoutError
 from aiodist.links.interfaces import choose_hosts, default_address
@@ -51,7 +50,7 @@ async def rendezvous_of_mpi(
     cannot be used, StoreTimeoutError where not all of its ranks come.
     """
     loop = asyncio.get_running_loop()
-    mpi = await _awaited(in_thread(loop, load))
+    mpi = await awaited(in_thread(loop, load))
     check_thread(mpi)
     world = mpi.COMM_WORLD
     for name, given, theirs in (("rank", rank, world.rank), ("world_size", size, world.size)):
@@ -146,12 +145,3 @@ async def _finished(request: Mpi, size: int, deadline: Deadline) -> None:
                 f"within {deadline.timeout} s"
             )
         await asyncio.sleep(_PAUSE)
-
-
-async def _awaited(pending: Pending[T]) -> T:
-    """``pending``'s value, in a task of asyncio's."""
-    done = asyncio.Event()
-    pending.callback = done.set
-    if not pending.done:
-        await done.wait()
-    return await pending
