@@ -16,7 +16,7 @@ from aiodist.errors import (
     StreamClosedError,
 )
 from aiodist.groups.collective_backend import ObjectStream
-from aiodist.service.handlers import Handler, call_async
+from aiodist.service.handlers import Handler
 from aiodist.service.leading import GROW
 from aiodist.service.outcomes import Outcome, outcome_of, start, stop
 
@@ -73,7 +73,7 @@ async def _execute(
     handler: Handler, values: list[Any], reading: asyncio.Future[Any], group: ProcessGroup
 ) -> Outcome:
     """Execute a batch. Nothing comes from the leader meanwhile, unless the group ends."""
-    task = start(call_async(handler, "handler", values))
+    task = start(handler(values))
     try:
         await asyncio.wait({task, reading}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -17,7 +17,7 @@ from aiodist.errors import (
     StreamClosedError,
 )
 from aiodist.groups.collective_backend import ObjectStream
-from aiodist.service.handlers import Handler, call_async
+from aiodist.service.handlers import Handler
 from aiodist.service.outcomes import Outcome, Round, outcome_of, start, stop
 from aiodist.service.requests import Admission, Request, RequestQueue
 
@@ -213,7 +213,7 @@ class Leader:
 
 async def _results(handler: Handler, values: list[Any]) -> Sequence[Any]:
     """Return one result for each of ``values``."""
-    results = await call_async(handler, "handler", values)
+    results = await handler(values)
     if not isinstance(results, Sequence) or len(results) != len(values):
         raise InvalidUsageError(
             f"the handler of a service returns a list with one result for each of its "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiodist.api.collectives import Timeout
@@ -24,7 +25,7 @@ from aiodist.groups.argument_checks import check_int, check_ranks, check_tag
 from aiodist.groups.world import current_world
 from aiodist.rendezvous.meeting_stores import check_store
 from aiodist.service.following import follow
-from aiodist.service.handlers import Handler, call_async, check_handler
+from aiodist.service.handlers import Handler, call_async, check_handler, check_outside
 from aiodist.service.leading import Leader
 from aiodist.service.requests import Admission, Request, RequestQueue
 from aiodist.store.waiting import pauses
@@ -106,8 +107,9 @@ class Service:
                 place is not known then. GroupRevokedError says the same.
             TypeError: The request cannot travel.
             ServiceClosedError: The service has ended.
-            InvalidUsageError: On another rank.
+            InvalidUsageError: On another rank, or inside ``worker`` or the handler.
         """
+        check_outside(self)
         return await self._submit(Request(request))
 
     async def grow(self, ranks: Sequence[int] = (), timeout: Timeout = None) -> ProcessGroup:
@@ -126,9 +128,11 @@ class Service:
 
         Raises:
             CollectiveTimeoutError: They did not come in time.
-            InvalidUsageError: There is no store, a rank is out of range, or another rank leads.
+            InvalidUsageError: There is no store, a rank is out of range, another rank leads, or the
+                call is inside ``worker`` or the handler.
             ServiceClosedError: The service has ended.
         """
+        check_outside(self)
         group = self._group
         deadline = Deadline(group.timeout if timeout is None else timeout)
         wanted = check_ranks(ranks, self._world.size, may_be_empty=True)
@@ -225,16 +229,15 @@ class Service:
         """Serve in the present group. Returns whether the service has ended."""
         group = self._group
         while not await self._agree(group):
-            self._handler = await call_async(self._worker, "worker")
+            self._handler = await call_async(self, "worker", self._worker)
             check_handler(self._handler)
             self._prepared = list(group.ranks)
         await self._note(serving=True)
+        handler = partial(call_async, self, "handler", self._handler)
         try:
             if self._leader != group.global_rank:
-                return await follow(group, self._leader, self._handler, self._tag, self._take_in)
-            leader = Leader(
-                group, self._handler, self._queue, self._batching, self._tag, self._take_in
-            )
+                return await follow(group, self._leader, handler, self._tag, self._take_in)
+            leader = Leader(group, handler, self._queue, self._batching, self._tag, self._take_in)
             return await leader.run()
         finally:
             await self._note(serving=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import math
 
@@ -14,7 +15,7 @@ from aiodist.groups.succession import Newcomer
 from aiodist.testing import run_ranks
 from tests.engine.conftest import newcomer
 from tests.engine.deaths import die
-from tests.limits import scaled
+from tests.limits import scaled, until
 
 
 async def summing():
@@ -30,13 +31,33 @@ async def summing():
     return forward
 
 
-async def serve(size, lead, worker=summing, **options):
+class Services:
+    """The services of all ranks of a test, for its workers and handlers."""
+
+    def __init__(self):
+        self._by_rank = {}
+        self._entered = asyncio.Condition()
+
+    async def enter(self, service):
+        async with self._entered:
+            self._by_rank[dist.get_rank()] = service
+            self._entered.notify_all()
+
+    async def here(self):
+        async with self._entered:
+            await self._entered.wait_for(lambda: dist.get_rank() in self._by_rank)
+        return self._by_rank[dist.get_rank()]
+
+
+async def serve(size, lead, worker=summing, *, services=None, **options):
     """Run ``lead(service)`` on the leader of a service of ``size`` ranks; return its result."""
     result = None
 
     async def main(rank):
         nonlocal result
         async with dist.serving(worker, **options) as service:
+            if services is not None:
+                await services.enter(service)
             if await service.until_leader():
                 result = await lead(service)
 
@@ -468,6 +489,107 @@ async def test_callers_are_told_that_the_handler_must_be_an_async_function():
             await service.call(1)
 
     await serve(2, lead, worker)
+
+
+async def call_itself(service):
+    await service.call("inner")
+
+
+async def call_itself_in_tasks(service):
+    await asyncio.gather(service.call("inner"), service.call("inner"))
+
+
+async def call_itself_in_a_thread(service):
+    loop = asyncio.get_running_loop()
+
+    def compute():
+        return asyncio.run_coroutine_threadsafe(service.call("inner"), loop).result()
+
+    await asyncio.to_thread(compute)
+
+
+async def grow_itself(service):
+    await service.grow(timeout=math.inf)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    "inside", [call_itself, call_itself_in_tasks, call_itself_in_a_thread, grow_itself]
+)
+async def test_a_handler_that_waits_for_its_own_service_raises_at_its_caller(size, inside):
+    services = Services()
+
+    async def worker():
+        async def forward(requests):
+            if requests == ["outer"]:
+                await inside(await services.here())
+            return requests
+
+        return forward
+
+    async def lead(service):
+        with pytest.raises(dist.InvalidUsageError, match="inside the handler of the same service"):
+            await service.call("outer")
+        return await service.call("again")
+
+    store = dist.MemoryStore()
+    assert await serve(size, lead, worker, services=services, store=store) == "again"
+
+
+@pytest.mark.parametrize("inside", [call_itself, call_itself_in_tasks])
+async def test_a_worker_function_that_waits_for_its_own_service_ends_it(inside):
+    services = Services()
+
+    async def worker():
+        await inside(await services.here())
+
+    with pytest.raises(dist.InvalidUsageError, match="inside the worker of the same service"):
+        await serve(1, None, worker, services=services)
+
+
+async def test_a_task_that_outlives_its_handler_may_call_the_service():
+    services, started, returned = Services(), [], asyncio.Event()
+
+    async def follow_up():
+        await returned.wait()
+        return await (await services.here()).call("inner")
+
+    async def worker():
+        async def forward(requests):
+            if requests == ["outer"] and dist.get_rank() == 0:
+                started.append(asyncio.create_task(follow_up()))
+            return requests
+
+        return forward
+
+    async def lead(service):
+        await service.call("outer")
+        returned.set()
+        return await started[0]
+
+    assert await serve(2, lead, worker, services=services) == "inner"
+
+
+async def test_a_task_with_a_context_of_its_own_may_call_while_the_handler_runs():
+    services, started = Services(), []
+
+    async def worker():
+        async def forward(requests):
+            if requests == ["outer"] and dist.get_rank() == 0:
+                service = await services.here()
+                calling = service.call("inner")
+                context = contextvars.Context()
+                started.append(asyncio.create_task(calling, context=context))
+                await until(lambda: service.waiting)
+            return requests
+
+        return forward
+
+    async def lead(service):
+        await service.call("outer")
+        return await started[0]
+
+    assert await serve(2, lead, worker, services=services) == "inner"
 
 
 async def test_when_the_leader_dies_the_next_rank_leads():
