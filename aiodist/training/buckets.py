@@ -11,6 +11,8 @@ from aiodist.errors import InvalidUsageError
 from aiodist.tensors.cuda_streams import Marks
 from aiodist.training.rows import Row
 
+_Layout = tuple[torch.dtype, torch.Size, torch.device]
+
 
 class Bucket(Row):
     """Gradients of some parameters in one row of memory, which one all_reduce sums.
@@ -39,6 +41,7 @@ class Bucket(Row):
         self._sparse_as_dense = sparse_as_dense
         self._given: dict[int, torch.Tensor] = {}  # gradients that no backward has added to
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # by index: gradient and version
+        self._layouts = [_layout(parameter) for parameter in parameters]
         self._passes = [0] * len(parameters)
         self._missing = set(range(len(parameters)))
         sizes = [parameter.numel() for parameter in parameters]
@@ -93,6 +96,8 @@ class Bucket(Row):
     def _put(self, index: int, grad: torch.Tensor | None) -> None:
         place = self._places[index]
         self._marks.follow()
+        if _layout(self.parameters[index]) != self._layouts[index]:
+            grad = None  # it does not fit, and `converted` says so
         users = 0.0 if grad is None else 1.0
         with torch.no_grad():
             if grad is not None and grad.is_sparse:
@@ -152,6 +157,17 @@ class Bucket(Row):
         self._first = self.flat[self._starts]  # the sum is about to overwrite it
         self._marks.mark()
 
+    def converted(self) -> tuple[str, str] | None:
+        """Return what a parameter was when this bucket was made, and what it is now.
+
+        None: all parameters are as they were.
+        """
+        for before, parameter in zip(self._layouts, self.parameters, strict=True):
+            now = _layout(parameter)
+            if now != before:
+                return _described(before), _described(now)
+        return None
+
     def changed(self) -> torch.Tensor | None:
         """Return a parameter whose gradient is no longer the one that was sent, or None.
 
@@ -203,7 +219,10 @@ class Bucket(Row):
                 reduced = reduced * factor
             if abs(users[index]) == math.inf:
                 parameter.grad = reduced.to_sparse(1)
-            elif reduced is self._places[index] or parameter.grad is None:
+            elif reduced is self._places[index]:
+                # Another tensor over the same memory: `grad.data = ...` must not change the place.
+                parameter.grad = reduced.detach()
+            elif parameter.grad is None:
                 parameter.grad = reduced
             else:
                 parameter.grad.copy_(reduced)
@@ -216,3 +235,13 @@ class Bucket(Row):
         self._sent.clear()
         self._passes = [0] * len(self.parameters)
         self._missing = set(range(len(self.parameters)))
+
+
+def _layout(parameter: torch.Tensor) -> _Layout:
+    """Return what memory for gradients of ``parameter`` depends on."""
+    return parameter.dtype, parameter.shape, parameter.device
+
+
+def _described(layout: _Layout) -> str:
+    dtype, shape, device = layout
+    return f"{dtype} of shape {tuple(shape)} on {device}"

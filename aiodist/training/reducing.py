@@ -241,6 +241,13 @@ class Reducer(ABC):
                     "make one when all parameters to train need a gradient"
                 )
         for bucket in self._buckets:
+            converted = bucket.converted()
+            if converted is not None:
+                before, now = converted
+                raise InvalidUsageError(
+                    f"a parameter was {before} when this reducer was made, and is {now}: close() this "
+                    "reducer, and make one after what converts the model, such as to(), half() or double()"
+                )
             parameter = bucket.changed()
             if parameter is not None:
                 raise InvalidUsageError(

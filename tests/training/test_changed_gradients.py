@@ -149,3 +149,73 @@ async def test_a_parameter_that_needs_a_gradient_later_needs_a_new_reducer() -> 
         assert not torch.equal(first.grad, own)
 
     await run_ranks(2, on_rank)
+
+
+def double(model: torch.nn.Module) -> None:
+    model.double()
+
+
+def half(model: torch.nn.Module) -> None:
+    model.half()
+
+
+def to_bfloat16(model: torch.nn.Module) -> None:
+    model.to(torch.bfloat16)
+
+
+def shorten(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data[:1]
+
+
+@pytest.mark.parametrize("convert", [double, half, to_bfloat16, shorten])
+@pytest.mark.parametrize("when", ["with gradients", "without gradients", "after backward"])
+async def test_a_model_that_was_converted_needs_a_new_reducer(
+    when: str, convert: Callable[[torch.nn.Module], None]
+) -> None:
+    async def on_rank(rank: int) -> None:
+        model = torch.nn.Linear(1, 3)
+
+        def backward() -> None:
+            sum(each.sum() for each in model.parameters()).backward()  # type: ignore[union-attr]
+
+        reducer = AsyncReducer(model.parameters())
+        backward()
+        await reducer.synchronize()
+        if when == "without gradients":
+            model.zero_grad()
+        if when == "after backward":
+            backward()
+        convert(model)
+        model.zero_grad()
+        if when != "after backward":
+            backward()
+        with pytest.raises(
+            InvalidUsageError, match=r"was torch.float32 of shape .* make one after"
+        ):
+            await reducer.synchronize()
+        reducer.close()
+        model.zero_grad()
+        backward()
+        await AsyncReducer(model.parameters()).synchronize()
+        assert all(
+            each.grad is not None and bool((each.grad == 1).all()) for each in model.parameters()
+        )
+
+    await run_ranks(2, on_rank)
+
+
+async def test_data_that_is_set_in_a_gradient_leaves_later_steps_alone() -> None:
+    async def on_rank(rank: int) -> list[float]:
+        weights = torch.nn.Parameter(torch.ones(3))
+        reducer = AsyncReducer([weights])
+        (weights * torch.tensor([0.0, 1, 1])).sum().backward()
+        await reducer.synchronize()
+        assert weights.grad is not None
+        weights.grad.data = weights.grad.data / 2  # clipped by hand
+        weights.grad = None
+        (weights * torch.tensor([0.0, 5, 7]) * (rank + 1)).sum().backward()
+        await reducer.synchronize()
+        return weights.grad.tolist()
+
+    assert await run_ranks(2, on_rank) == [[0, 7.5, 10.5]] * 2
