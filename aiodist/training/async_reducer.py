@@ -99,13 +99,16 @@ class GradientReducer(Reducer):
         self._finished()
 
     async def _wait_for_all(self, check: Callable[[], None] = lambda: None) -> None:
-        """Return when all works have ended. If ``check`` raises, or cancelled, they fail on all ranks."""
+        """Return when all works have ended.
+
+        If ``check`` raises, if the ranks train different parameters, or cancelled, they fail on all ranks.
+        """
         works = self._works()
         try:
             check()
-            for work in works:
-                with contextlib.suppress(Exception):  # raised when all have ended
-                    await work
+            await _ended(self._first_works())
+            self._check_same_parameters()
+            await _ended(works)
         except BaseException:
             for work in works:
                 work.cancel()
@@ -132,6 +135,13 @@ class GradientReducer(Reducer):
                 row.work = begin()
             except Exception as error:  # noqa: BLE001  # raised by synchronize
                 row.error = error
+
+
+async def _ended(works: list[Work[None]]) -> None:
+    """Return when all have ended, well or badly. Cancelled, it raises."""
+    for work in works:
+        with contextlib.suppress(Exception):  # raised when all have ended
+            await work
 
 
 def broadcast_parameters(

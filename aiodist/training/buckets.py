@@ -20,6 +20,9 @@ class Bucket(Row):
     A number for each parameter stands behind the gradients: how many ranks have used it. So ranks
     need not agree beforehand on what they use, and what no rank has used keeps no gradient. The number
     is infinite if the gradient is sparse on some rank, and NaN if it is and the bucket refuses that.
+
+    Two numbers for each of ``trained`` follow: how many ranks train that parameter, and how many do
+    not. One of the two is exactly 0 in any dtype if the ranks agree.
     """
 
     def __init__(
@@ -29,10 +32,17 @@ class Bucket(Row):
         scale: float | None = None,
         *,
         sparse_as_dense: bool = False,
+        trained: Sequence[bool] = (),
     ) -> None:
-        """``wire``: the dtype to travel in. ``scale``: a factor for gradients before they are summed.
+        """Make the row of memory.
 
-        ``sparse_as_dense``: take sparse gradients, too; all ranks then get a sparse one.
+        Args:
+            parameters: Of one dtype and device.
+            wire: The dtype to travel in.
+            scale: A factor for gradients before they are summed.
+            sparse_as_dense: Take sparse gradients, too; all ranks then get a sparse one.
+            trained: For each parameter that the ranks have to agree about, whether this rank
+                trains it.
         """
         self.parameters = parameters
         self.launched = False
@@ -47,14 +57,17 @@ class Bucket(Row):
         sizes = [parameter.numel() for parameter in parameters]
         starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
         self._starts = starts.to(parameters[0].device)
+        flags = [*trained, *(not each for each in trained)]
+        self._own_flags = torch.tensor(flags, dtype=wire, device=parameters[0].device)
         self._first: torch.Tensor  # as sent: the first number of each gradient
         super().__init__(self._make_row())
 
     def _make_row(self) -> torch.Tensor:
         sizes = [parameter.numel() for parameter in self.parameters]
         device = self.parameters[0].device
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=self._wire, device=device)
-        *parts, self._users = torch.split(flat, [*sizes, len(sizes)])
+        behind = [len(sizes), len(self._own_flags)]
+        flat = torch.zeros(sum(sizes) + sum(behind), dtype=self._wire, device=device)
+        *parts, self._users, self._flags = torch.split(flat, [*sizes, *behind])
         self._places = [
             part.view(parameter.shape)
             for part, parameter in zip(parts, self.parameters, strict=True)
@@ -155,6 +168,8 @@ class Bucket(Row):
         self.launched = True
         self._marks.follow()
         self._first = self.flat[self._starts]  # the sum is about to overwrite it
+        if len(self._flags):
+            self._flags.copy_(self._own_flags)
         self._marks.mark()
 
     def converted(self) -> tuple[str, str] | None:
@@ -197,6 +212,12 @@ class Bucket(Row):
             ),
             None,
         )
+
+    def differing(self) -> list[int]:
+        """Return the numbers in ``trained`` of what some ranks train and others do not. After the sum."""
+        some_train, some_do_not = (self._flags != 0).view(2, -1)
+        numbers: list[int] = (some_train & some_do_not).nonzero().flatten().tolist()
+        return numbers
 
     def hand_out(self, factor: float | None = None) -> None:
         """Give each parameter its reduced gradient, times ``factor``.

@@ -24,6 +24,9 @@ from aiodist.types import RedOpType, ReduceOp
 
 BUCKET_BYTES = 4 << 20
 
+_NAMED = 5
+"""The most parameters that an error names."""
+
 
 class Reducer(ABC):
     """Averages the gradients of parameters over the ranks, bucket by bucket, during backward.
@@ -120,6 +123,7 @@ class Reducer(ABC):
             if divisor != members.size:
                 self._factor = divisor / members.size
         self._trained = trained
+        self._all = everything
         self._frozen = [parameter for parameter in everything if not parameter.requires_grad]
         self._silent = False
         self._is_synchronized = False
@@ -132,8 +136,9 @@ class Reducer(ABC):
                 compression.on_wire(several[0].dtype),
                 scale,
                 sparse_as_dense=sparse_as_dense,
+                trained=() if number else [each.requires_grad for each in everything],
             )
-            for several in arrange(reversed(trained), bucket_bytes)
+            for number, several in enumerate(arrange(reversed(trained), bucket_bytes))
         ]
         self._buffers = arrange(buffers, BUCKET_BYTES)
         self._buffer_rows: list[BufferRow] = []
@@ -255,6 +260,29 @@ class Reducer(ABC):
                     "backward() made it: call synchronize() before what changes gradients, such as "
                     "clipping, zero_grad(), and unscale_() or step() of a GradScaler"
                 )
+
+    def _first_works(self) -> list[Work[None]]:
+        """Return the works up to that of the first bucket."""
+        return self._works()[: 1 if self._attendance is None else 2]
+
+    def _check_same_parameters(self) -> None:
+        """The first bucket has come: raise InvalidUsageError if the ranks train different parameters.
+
+        Later buckets may have no counterpart on the other ranks then, so nothing waits for them before.
+        """
+        first = self._buckets[0]
+        differing = [] if first.failure() is not None else first.differing()
+        if differing:
+            named = [
+                f"number {index} of shape {tuple(self._all[index].shape)}"
+                for index in differing[:_NAMED]
+            ]
+            more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+            raise InvalidUsageError(
+                f"the ranks train different parameters: {', '.join(named)}{more} needed a gradient on "
+                "some ranks and none on others when their reducers were made. Set requires_grad alike "
+                "on all ranks, then make the reducer"
+            )
 
     def _finished(self) -> None:
         """All works have ended: hand the gradients out, or raise the first error."""

@@ -54,7 +54,7 @@ class GradientReducer(Reducer):
         with self._cancelled_if_it_fails():
             self._launch_rest()
             self._check_unchanged()
-            _wait_for(self._works())
+            self._wait_for_all()
         self._finished()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -151,8 +151,14 @@ class GradientReducer(Reducer):
         """Take part with zeros in a step that the ranks with ``numbers`` make."""
         with self._cancelled_if_it_fails():
             self._launch_nothing()
-            _wait_for(self._works())
+            self._wait_for_all()
         self._stood_in(numbers)
+
+    def _wait_for_all(self) -> None:
+        """Return when all works have ended. Raise where the ranks train different parameters."""
+        _wait_for(self._first_works())
+        self._check_same_parameters()
+        _wait_for(self._works())
 
     def _copy_replica(self, source: int) -> None:
         rank = self._ranks[source]

@@ -1,0 +1,107 @@
+"""Ranks that freeze different parameters would add up gradients of different ones: all are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.testing import run_ranks
+from aiodist.training import GradientReducer as AsyncReducer
+from aiodist.training.sync import Compression, GradientReducer
+from tests.limits import scaled
+
+RunThreads = Callable[..., list[Any]]
+
+DIFFERENT = r"train different parameters: number 0 of shape \(2,\), number 1 of shape "
+
+
+def parameters_without(frozen: int, sizes: list[int]) -> list[torch.Tensor]:
+    """Return parameters with gradients. The one at ``frozen`` has none."""
+    made: list[torch.Tensor] = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+    made[frozen].requires_grad_(False)
+    for parameter in made:
+        if parameter.requires_grad:
+            parameter.sum().backward()
+    return made
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("compression", [Compression.none, Compression.bf16])
+def test_parameters_of_one_size_that_are_frozen_on_different_ranks_raise_on_all(
+    size: int, compression: Compression, run_threads: RunThreads
+) -> None:
+    def on_rank(rank: int) -> None:
+        several = parameters_without(min(rank, 1), [2, 2, 2])
+        reducer = GradientReducer(several, compression=compression)
+        for _ in range(2):
+            with pytest.raises(InvalidUsageError, match=DIFFERENT):
+                reducer.synchronize()
+        reducer.close()
+        for parameter in several:
+            parameter.requires_grad_(True)
+        GradientReducer(several).synchronize()
+
+    run_threads(size, on_rank)
+
+
+async def test_ranks_with_different_numbers_of_buckets_are_told_too() -> None:
+    """Rank 0 has one bucket more than rank 1, and must not wait for it."""
+
+    async def on_rank(rank: int) -> None:
+        several = parameters_without(rank, [2, 2, 2])
+        several[0].requires_grad_(False)
+        reducer = AsyncReducer(several, bucket_bytes=8)
+        with pytest.raises(InvalidUsageError, match=r"train different .* number 1 of shape \(2,\)"):
+            await reducer.synchronize()
+
+    async with asyncio.timeout(scaled(10)):
+        await run_ranks(2, on_rank)
+
+
+async def test_a_later_bucket_of_another_size_does_not_hide_the_names() -> None:
+    async def on_rank(rank: int) -> None:
+        reducer = AsyncReducer(parameters_without(rank, [2, 3, 2]), bucket_bytes=8)
+        with pytest.raises(InvalidUsageError, match=DIFFERENT):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
+
+
+async def test_a_first_bucket_of_another_size_is_a_mismatch() -> None:
+    async def on_rank(rank: int) -> None:
+        reducer = AsyncReducer(parameters_without(rank, [2, 3, 2]))
+        with pytest.raises(CollectiveMismatchError):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
+
+
+async def test_a_rank_without_data_is_told_too() -> None:
+    async def train(rank: int) -> None:
+        reducer = AsyncReducer(parameters_without(rank, [2, 2, 2]))
+        async with reducer.join():
+            if rank == 0:
+                await reducer.synchronize()
+
+    async def on_rank(rank: int) -> None:
+        with pytest.raises(InvalidUsageError, match=DIFFERENT):
+            await train(rank)
+
+    await run_ranks(2, on_rank)
+
+
+async def test_an_error_names_a_few_of_many_parameters() -> None:
+    async def on_rank(rank: int) -> None:
+        several = [torch.nn.Parameter(torch.ones(1)) for _ in range(40)]
+        for parameter in several[rank::2]:
+            parameter.requires_grad_(False)
+        reducer = AsyncReducer(several)
+        with pytest.raises(InvalidUsageError, match=r"number 4 of shape \(1,\) and 35 more needed"):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
