@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import sys
 import threading
 from collections import deque
@@ -24,6 +23,7 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
+from aiodist.links.forks import close_in_children
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
@@ -75,7 +75,7 @@ class Portal:
         """By which a thread uses the loop while that sleeps."""
         self._inherited: list[object] = []
         self._finalizer: Any = None
-        os.register_at_fork(after_in_child=self._after_fork)
+        close_in_children(self)
 
     # -- calls
 
@@ -383,7 +383,8 @@ class Portal:
         self.handoff.interrupts.retire()
         return thread
 
-    def _after_fork(self) -> None:
+    def close_in_child(self) -> None:
+        """Be without a loop in a forked child, and close the descriptors of the parent's."""
         # The thread is the parent's. The child must not touch its loop: they share the epoll
         # instance. The child keeps the objects, so that the garbage collector does not close them.
         loop, residents = self._loop, self._residents
