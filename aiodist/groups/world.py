@@ -76,7 +76,7 @@ class World:
         self.allow_pickle = False  # of objects, where an operation does not say
         self.opening = False  # init_process_group is under way
         self.destroyed = False  # its user has closed it, and made no new one since
-        self.is_child = False  # of the process that had one, by a fork, and has made none since
+        self.is_child = False  # of a process that had one when it forked, and has made none since
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._in_child: list[Callable[[], None]] = []
         self.membership = Membership()
@@ -136,8 +136,9 @@ class World:
             self._endpoint.close_in_child()
         for callback in self._in_child:
             callback()
+        destroyed, is_child = self.destroyed, self.is_child or self.its_loop is not None
         self.clear()
-        self.is_child = True
+        self.destroyed, self.is_child = destroyed, is_child
 
     def abandon_if_orphaned(self) -> bool:
         """Be empty if the event loop that the world lived on has ended; whether that was so.

@@ -165,6 +165,38 @@ def test_ctrl_c_ends_a_blocking_call_at_once(script: Script, tmp_path: Path) -> 
     assert finish(ranks[1])[0::2] == (0, "")
 
 
+def test_a_child_that_is_forked_after_the_end_reads_that_the_group_was_destroyed(
+    script: Script, tmp_path: Path
+) -> None:
+    source = (
+        START
+        + """
+    def said():
+        try:
+            dist.barrier()
+        except dist.NotInitializedError as error:
+            return str(error)
+    def child():
+        pid = os.fork()
+        if pid == 0:
+            print(said(), flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    child()
+    dist.destroy_process_group()
+    child()
+    print(said(), flush=True)
+    """
+    )
+    for process in [script(source, tmp_path / "store", rank) for rank in (0, 1)]:
+        status, out, err = finish(process)
+        assert (status, err) == (0, "")
+        during, in_child, in_parent = out.splitlines()
+        assert "the parent goes on with its own" in during
+        assert "since destroy_process_group() or abort_process_group() closed it" in in_child
+        assert in_child == in_parent
+
+
 def test_a_forked_child_starts_empty_and_can_initialise_again(
     script: Script, tmp_path: Path
 ) -> None:
