@@ -382,8 +382,11 @@ class World:
 
     def present(self, group: int, sequence: int) -> Presence:
         known = self._groups.get(group)
+        now = describe_present(self.recorder)
+        if group in self._closed:
+            now = f"destroyed its handle of the group, and {now}"
         entered, last = (False, "") if known is None else known.present(sequence)
-        return Presence(entered, last, describe_present(self.recorder))
+        return Presence(entered, last, now)
 
     def status_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
         known = self._groups.get(group)

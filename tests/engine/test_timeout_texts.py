@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,31 @@ async def test_a_receive_names_the_current_operation_of_the_sender(streams: RunR
     doing = what_rank_1_does(error)
     assert doing.startswith("is in barrier() (operation 1 of 'default_pg') for ")
     assert f"still waiting for rank 1; it {doing};" in str(error)
+
+
+@pytest.mark.parametrize("start", [dist.barrier, lambda **options: dist.recv(src=1, **options)])
+async def test_a_rank_that_has_destroyed_its_handle_of_the_group(
+    start: Callable[..., Any], ranks: RunRanks
+) -> None:
+    destroyed, over = asyncio.Event(), asyncio.Event()
+
+    async def main(rank: int) -> BaseException | None:
+        group = await dist.new_group()
+        await dist.barrier()
+        error = None
+        if rank == 0:
+            await destroyed.wait()
+            error = await outcome(start(group=group, timeout=SHORT))
+            over.set()
+        await dist.destroy_process_group(group)
+        destroyed.set()
+        await over.wait()
+        return error
+
+    error, _ = await ranks(2, main)
+    doing = what_rank_1_does(error)
+    assert doing == "destroyed its handle of the group, and is in no operation"
+    assert f"it {doing}" in str(error)
 
 
 async def test_the_operations_that_the_rank_started_first(streams: RunRanks) -> None:
