@@ -405,11 +405,13 @@ class Inbox:
             recv, arrival.recv = arrival.recv, None
         self._posted(recv, self.matcher.repost(recv))
 
-    def stalled(self, source: Source, stalled: bool) -> None:
-        source.stalled = stalled
-        if stalled:
+    def stalled(self, source: Source, frame: Frame) -> None:
+        """Ask for what is posted. A sender that says so again asks about the receives for one key."""
+        again, source.stalled = source.stalled, frame.id != 0
+        if source.stalled:
             for recv in self.matcher.posted_from(source.rank):
-                self._want(source, recv)
+                if not again or recv.key == frame.key:
+                    self._want(source, recv)
 
     # -- inside
 

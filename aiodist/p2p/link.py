@@ -116,7 +116,7 @@ class Link:
         elif kind == FrameType.WANT:
             peer.outbox.wanted(frame.key)
         elif kind == FrameType.STALLED:
-            self._owner.inbox.stalled(peer, frame.id != 0)
+            self._owner.inbox.stalled(peer, frame)
         elif kind == FrameType.REFUSE:
             peer.outbox.refused(frame.id)
         elif kind == FrameType.WITHDRAW:

@@ -43,6 +43,9 @@ MESSAGE_COST = 2048
 """Bytes charged for each message beside its payload, for the receiver's bookkeeping. Measured: 1.6
 kB for a message alone under its key, 0.8 kB for one of many."""
 
+MOST_WANTED = 1024
+"""Keys of receives at the peer that are remembered until a message for them is sent."""
+
 _PARTS_A_TURN = 4
 
 _IN_FLIGHT = 2
@@ -106,7 +109,8 @@ class Outbox:
         """Bytes that may still be sent before the receiver has taken some."""
         self._reserve = 0
         self._stalled = False
-        self._wanted: Counter[Key] = Counter()
+        self._wanted: Counter[Key] = Counter()  # receives that no held message is for
+        self._forgot = False  # that the peer wants other keys, too
         self.shm: ShmSender | None = None
         """Carries messages to a rank that shares memory with this one, before any other path."""
 
@@ -255,7 +259,10 @@ class Outbox:
                 self.held.remove(message)
                 self._offer(message, self._connection, wanted=True)
                 return
-        self._wanted[key] += 1
+        if key in self._wanted or len(self._wanted) < MOST_WANTED:
+            self._wanted[key] += 1
+        else:
+            self._forgot = True
 
     # -- inside
 
@@ -300,7 +307,12 @@ class Outbox:
             self.shm.turn += 1
 
     def _hold(self, message: Send) -> None:
+        # Invariant: a receive that the peer has posted for ``message.key`` is counted in `_wanted`, or the
+        # peer asks for it after this message is held. So a posted receive is always reached.
+        forgotten = self._forgot and all(other.key != message.key for other in self.held)
         self.held.append(message)
+        if forgotten:
+            self.control(encode(FrameType.STALLED, message.key, id=1))
         self._stall()
 
     def _stall(self) -> None:
@@ -316,7 +328,7 @@ class Outbox:
                 self._stall()
                 return
         if self._stalled:
-            self._stalled = False
+            self._stalled = self._forgot = False
             self._wanted.clear()
             self.control(encode(FrameType.STALLED, id=0))
 

@@ -56,7 +56,8 @@ class FrameType(enum.IntEnum):
     CREDIT = 9
     """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer."""
     STALLED = 10
-    """The sender is out of credit and holds messages back: ask (WANT) for what is posted."""
+    """The sender is out of credit and holds messages back: ask (WANT) for what is posted. Said again, it
+    means the receives for ``key`` alone. ``id`` 0: it holds nothing back any more."""
     WANT = 11
     """A receive for ``key`` is posted: send its next held message, whatever the credit."""
     ABORT = 12

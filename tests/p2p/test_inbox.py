@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from copy import copy
 
 import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival
-from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST
+from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST, MOST_WANTED
 from aiodist.wire.frames import (
     COLLECTIVE,
     HEADER_BYTES,
@@ -242,6 +243,58 @@ def test_waiting_for_a_flooded_rank_lets_in_no_more_than_the_window() -> None:
     for n in range(100):
         assert content_of_next(pair, 50_000)[0] == n
     assert all(send.done for send in sends)
+
+
+def stalled_pair() -> Pair:
+    """A pair whose first side has no credit left, and holds a message back."""
+    pair = Pair(8 * MESSAGE_COST)
+    for _ in range(20):
+        pair.a.send(OTHER, b"flood")
+    pair.settle()
+    assert pair.b.peer.stalled
+    return pair
+
+
+def test_requests_for_ever_new_keys_take_a_bounded_memory() -> None:
+    pair = stalled_pair()
+    frames = [encode(FrameType.WANT, (1, 99, tag)) for tag in range(1000, 31_000)]
+    tracemalloc.start()
+    try:
+        for frame in frames:
+            pair.b.stream.send([frame])
+            pair.b.stream.push(len(frame))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_more_receives_than_a_stalled_sender_remembers_get_their_messages(order: int) -> None:
+    pair = stalled_pair()
+    tags = range(1000, 1000 + MOST_WANTED + 50)
+    receives = {tag: pair.b.recv((1, 99, tag), 8) for tag in tags}
+    pair.settle()
+    for tag in tags[::order]:
+        pair.a.send((1, 99, tag), tag.to_bytes(8, "little"))
+    pair.settle()
+    assert [content(one) for one in receives.values()] == [n.to_bytes(8, "little") for n in tags]
+    flood = pair.b.recv(OTHER, 5)
+    pair.settle()
+    assert content(flood) == b"flood"
+
+
+def test_asking_again_lets_in_no_more_than_what_was_asked_for() -> None:
+    pair = stalled_pair()
+    for tag in range(1000, 1000 + MOST_WANTED):  # the sender can remember no other key
+        pair.b.recv((1, 99, tag), 8)
+    receives = [pair.b.recv(TAG, 8) for _ in range(3)]
+    pair.settle()
+    before = len(waiting(pair))
+    sends = [pair.a.send(TAG, bytes(8)) for _ in range(20)]
+    pair.settle()
+    assert [content(one) for one in receives] == [bytes(8)] * 3
+    assert [send.done for send in sends] == [True] * 3 + [False] * 17
+    assert len(waiting(pair)) == before
 
 
 def test_a_receive_from_anybody_asks_a_sender_without_credit() -> None:
