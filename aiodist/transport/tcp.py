@@ -165,12 +165,16 @@ def _is_port(text: str) -> bool:
 
 async def _resolve(host: str, port: int) -> list[_AddressInfo]:
     """Addresses of ``host``, in the system's order. Raises socket.gaierror."""
-    with suppress(socket.gaierror):  # a numeric address needs neither a thread nor a name server
+    # A numeric address needs neither a thread nor a name server.
+    with suppress(socket.gaierror, UnicodeError):
         return list(
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         )
     loop = asyncio.get_running_loop()
-    return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    try:
+        return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except UnicodeError as error:  # Python does not ask the system for an impossible name
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
 
 
 def set_options(sock: socket.socket) -> None:

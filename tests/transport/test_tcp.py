@@ -190,6 +190,15 @@ async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyP
         await TcpTransport("nowhere.invalid").listen(lambda connection: connection.abort())
 
 
+@pytest.mark.parametrize("name", ["a..b", 64 * "a" + ".invalid", 300 * "a"])
+async def test_a_name_that_cannot_exist_does_not_resolve(name: str) -> None:
+    with pytest.raises(DistNetworkError, match=f"{name}:1.*does not resolve"):
+        await TcpTransport("127.0.0.1").connect(f"tcp://{name}:1", Deadline(5))
+    with pytest.raises(DistNetworkError, match=f"{name}': the name does not resolve"):
+        await TcpTransport(name).listen(lambda connection: connection.abort())
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
 async def test_a_host_that_does_not_answer_times_out() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
