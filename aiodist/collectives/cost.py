@@ -69,6 +69,11 @@ def _barrier(case: Case) -> Traffic:
     return Traffic(_log2_up(case.ranks), 0)
 
 
+def _broadcast_linear(case: Case) -> Traffic:
+    below = 0 if case.place else case.ranks - 1
+    return Traffic(below, below * case.nbytes)
+
+
 def _broadcast_binomial(case: Case) -> Traffic:
     below = len(children(case.place, case.ranks))
     return Traffic(below, below * case.nbytes)
@@ -202,6 +207,7 @@ def _all_to_all_bruck(case: Case) -> Traffic:
 COSTS: Mapping[tuple[str, str], Cost] = MappingProxyType(
     {
         ("barrier", "dissemination"): Cost("⌈log₂ n⌉", "⌈log₂ n⌉", "0", _barrier),
+        ("broadcast", "linear"): Cost("1", "the root n-1", "the root (n-1)N", _broadcast_linear),
         ("broadcast", "binomial"): Cost(
             "⌈log₂ n⌉", "one a child", "N a child", _broadcast_binomial
         ),

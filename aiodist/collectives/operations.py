@@ -25,6 +25,7 @@ from aiodist.collectives.all_to_all_pairwise import all_to_all_pairwise
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_binomial
 from aiodist.collectives.broadcast_chain import broadcast_chain
+from aiodist.collectives.broadcast_linear import broadcast_linear
 from aiodist.collectives.broadcast_scatter_ring import broadcast_scatter_ring
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_binomial import gather_binomial
@@ -55,6 +56,8 @@ def barrier(channel: Channel, choice: Choice | None = None) -> Run:
 def broadcast(channel: Channel, root: int, data: memoryview, choice: Choice | None = None) -> Run:
     """Fill ``data`` on every rank with what ``root`` has in it."""
     name, chunk = choice or select("broadcast", channel.size, len(data))
+    if name == "linear":
+        return broadcast_linear(channel, root, data)
     if name == "binomial":
         return broadcast_binomial(channel, root, data)
     if name == "chain":

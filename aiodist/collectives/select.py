@@ -57,6 +57,7 @@ RULES: Rules = MappingProxyType(
         "barrier": (Rule(MANY, MANY, Choice("dissemination")),),
         "broadcast": (
             Rule(2, MANY, Choice("binomial")),
+            Rule(5, 16 * KIB, Choice("linear")),
             Rule(MANY, 64 * KIB, Choice("binomial")),
             Rule(8, 512 * KIB, Choice("binomial")),
             Rule(8, 16 * MIB, Choice("chain", 128 * KIB)),

@@ -58,6 +58,7 @@ def _is_even(ranks: int, nbytes: int) -> bool:
 
 ALGORITHMS = (
     Algorithm("barrier", "dissemination", shifted),
+    Algorithm("broadcast", "linear"),
     Algorithm("broadcast", "binomial"),
     Algorithm("broadcast", "chain"),
     Algorithm("broadcast", "scatter_ring"),
