@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ class Lab:
             launcher.kill()
             launcher.communicate()
         for pid in self.ranks():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # ranks end by themselves without their launcher
+                os.kill(pid, signal.SIGKILL)
 
 
 def _lab(reached: SshHosts, limit: float) -> Iterator[Lab]:
