@@ -467,7 +467,7 @@ class Work(Coroutine[Any, Any, T]):
     def __del__(self) -> None:
         if not self._asked:
             # What has ended at once keeps no call site: it is mostly dropped where it was called.
-            warn_never_awaited(self._recorded, self._site or call_site(2, self._loop.get_debug()))
+            warn_never_awaited(self._recorded, self._site or call_site(0, self._loop.get_debug()))
 
     def _heard(self) -> None:
         self._asked = self._retrieved = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -117,3 +118,20 @@ async def test_in_debug_mode_the_warning_has_the_stack_of_the_call() -> None:
     assert "Operation called at (most recent call last):" in text
     assert text.index("in main") < text.index("in forgetful")
     assert "aiodist/groups" not in text
+
+
+def test_a_work_that_lives_as_long_as_its_program_ends_in_silence() -> None:
+    """The interpreter drops it with no caller on the stack."""
+    program = """
+import asyncio
+import numpy as np
+import aiodist as dist
+
+async def main():
+    async with dist.process_group(rank=0, world_size=1, store=dist.MemoryStore()):
+        return dist.all_reduce(np.ones(1))
+
+work = asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
