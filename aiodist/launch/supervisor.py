@@ -74,7 +74,7 @@ class Launcher:
         self._returned: list[int] = []
         self._peaks: dict[int, int] = {}
         self._signal: int | None = None
-        self._started = False
+        self._is_starting = False
         self._stop_with: int | None = None
         self._stop_at = math.inf
         self._kill_at = math.inf
@@ -164,17 +164,22 @@ class Launcher:
 
     def _start_all(self) -> None:
         for place in self.spec.places():
-            if self._signal is None:
-                self._start(place)
-        self._started = True
-        if self._signal is not None:
-            self._stop(self._signal_to_pass_on())
+            self._start(place)
 
     def _start(self, place: Place, *, replacement: bool = False) -> None:
-        if place.host is None:
-            self._start_here(place, replacement=replacement)
-        else:
-            self._start_on(place.host, place)
+        """Start a rank, unless a signal has come."""
+        self._is_starting = True  # the rank is not in `_ranks` yet, so a signal would miss it
+        try:
+            if self._signal is not None:
+                return
+            if place.host is None:
+                self._start_here(place, replacement=replacement)
+            else:
+                self._start_on(place.host, place)
+        finally:
+            self._is_starting = False
+            if self._signal is not None:
+                self._stop(self._signal_to_pass_on())
 
     def _start_on(self, host: int, place: Place) -> None:
         """Start a rank on one of the job's hosts."""
@@ -404,7 +409,7 @@ class Launcher:
         """
         if self._signal is None:
             self._signal = number
-            if self._started:  # else a rank that is just being started would be missed
+            if not self._is_starting:  # else `_start` does so
                 self._stop(self._signal_to_pass_on())
         elif number == signal.SIGINT:
             self._kill()

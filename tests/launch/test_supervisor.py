@@ -365,6 +365,32 @@ def test_the_watchdog_forgets_the_group_of_a_failed_rank_while_others_run(
     assert announced == []
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["a replacement", "all ranks anew"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_a_rank_that_is_just_being_started_again(
+    number, alone, capfd, monkeypatch
+):
+    started = []
+
+    class Signalled(supervisor.RankProcess):
+        """The third process of the job runs, and the launcher is told to end before it knows that."""
+
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+            if len(started) == 3:
+                signal.raise_signal(number)
+
+    monkeypatch.setattr(supervisor, "RankProcess", Signalled)
+    monkeypatch.setattr(Restarts, "may_replace", lambda *_: alone)
+    script = "[ $RANK$AIODIST_RESTART_COUNT = 10 ] && exit 3; exec sleep 300"
+    options = {"nproc": 2, "max_restarts": 1, "grace": scaled(5)}
+    assert run_job(spec("sh", "-c", script, **options)) == 128 + number
+    assert len(started) == 3
+    name = signal.Signals(number).name
+    assert f"{name}: all ranks are stopped\n" in capfd.readouterr().err
+
+
 def test_a_child_whose_launcher_is_gone_already_does_not_start(sandbox):
     program = os.path.join(os.path.dirname(sys.modules["aiodist.launch"].__file__), "child.py")
     nobody = "1" if os.getppid() != 1 else "2"
