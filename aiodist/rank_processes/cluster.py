@@ -62,15 +62,17 @@ class Cluster:
             timeout: Seconds of each operation; None is the default of `init_process_group`.
             threads: OMP_NUM_THREADS of each rank.
             env: Further variables of the ranks.
-            output: What takes their output. None prints it line by line behind the rank's number.
+            output: What takes their output. None prints it line by line behind the rank's number. What
+                it raises is raised by the call as an error of the rank.
 
         Raises:
-            InvalidUsageError: ``n`` is below 1.
+            InvalidUsageError: ``n`` or ``threads`` is below 1.
             ImportError: The package cloudpickle is missing.
         """
-        check_int(n, "n")
-        if n < 1:
-            raise InvalidUsageError(f"n must be at least 1, not {n}")
+        for name, number in (("n", n), ("threads", threads)):
+            check_int(number, name)
+            if number < 1:
+                raise InvalidUsageError(f"{name} must be at least 1, not {number}")
         self._size = n
         self._first_call: tuple[Callable[..., None], tuple[Any, ...], dict[str, Any]] = (
             worker.open_group,
@@ -99,9 +101,11 @@ class Cluster:
     async def start(self) -> None:
         """Start the processes and wait until they have met. ``async with`` calls it.
 
-        Raises what ``init_process_group`` raises on the ranks, as `RanksError`; then, and cancelled,
-        no process is left.
+        Raises InvalidUsageError if they have been started, and what ``init_process_group`` raises on
+        the ranks, as `RanksError`; then, and cancelled, no process is left.
         """
+        if self._ranks:
+            raise InvalidUsageError("the ranks of this cluster have been started: close it first")
         with reserve_port() as reservation:
             shared = {
                 name: value
@@ -158,6 +162,7 @@ class Cluster:
             The results, by rank.
 
         Raises:
+            TypeError: ``fn`` cannot be called: ``run(fn(1))`` in place of ``run(fn, 1)``.
             RanksError: A rank has failed. One second later the calls of the others are
                 interrupted. A rank whose process has ended appears with PeerLostError. If all
                 processes live, the default group is made anew before the next call.
@@ -190,16 +195,26 @@ class Cluster:
 
         Args:
             rank: The rank, from 0.
+
+        Raises:
+            InvalidUsageError: There is no such rank, or the cluster is closed.
         """
-        self._ranks[rank].signal(signal.SIGKILL)
+        (chosen,) = check_ranks([rank], self._size, "the cluster")
+        self._check_open()
+        self._ranks[chosen].signal(signal.SIGKILL)
+
+    def _check_open(self) -> None:
+        if not self._ranks:
+            raise InvalidUsageError("the cluster is closed, or not open yet: use `async with`")
 
     async def _call(
         self, chosen: Sequence[int], fn: Callable[..., Any], args: Any, kwargs: Any
     ) -> list[Any]:
+        if not callable(fn):
+            raise TypeError(f"fn must be a function, which the ranks call themselves, not {fn!r}")
         async with self._interrupting:  # an interrupted cell of a notebook does not wait for this
             pass
-        if not self._ranks:
-            raise InvalidUsageError("the cluster is closed, or not open yet: use `async with`")
+        self._check_open()
         for rank in self._ranks:
             if rank.is_busy:
                 raise InvalidUsageError(

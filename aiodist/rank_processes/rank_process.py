@@ -31,6 +31,19 @@ _LOOK_SECONDS = 0.01
 _READ_BYTES = 1 << 16
 
 
+def _program(descriptor: int) -> str:
+    """Return what the interpreter of a rank executes, with its socket at ``descriptor``.
+
+    Functions of modules travel by name. So the rank looks for modules where this process does, and
+    only then where it would itself. No name but ``main`` is left in its ``__main__``, where cells run.
+    """
+    places = [place for place in sys.path if isinstance(place, str)]
+    return (
+        f"path = __import__('sys').path; path[:] = dict.fromkeys([*{places!r}, *path]); del path; "
+        f"from {worker.__name__} import main; main({descriptor})"
+    )
+
+
 class RankProcess:
     """One rank's process, its socket and its output."""
 
@@ -51,6 +64,7 @@ class RankProcess:
         self._writer = writer
         self._output = output
         self._marks: list[asyncio.Queue[None]] = []
+        self._output_error: Exception | None = None  # of output since the call before
         self._pumps = [
             asyncio.create_task(self._pump(stream, target))
             for stream, target in ((process.stdout, "stdout"), (process.stderr, "stderr"))
@@ -66,7 +80,7 @@ class RankProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
-                f"from {worker.__name__} import main; main({theirs.fileno()})",
+                _program(theirs.fileno()),
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
@@ -88,7 +102,8 @@ class RankProcess:
 
         The rank is busy until its answer has been read or its process has ended. If the task ends in
         another way, an answer may be on its way that belongs to no later call: the rank stays busy.
-        The task raises PeerLostError if the process ends.
+        The task raises PeerLostError if the process ends, and what the function raised that takes
+        the rank's output.
         """
         self.is_busy = True
         self._marks = [asyncio.Queue() for _ in self._pumps]
@@ -151,6 +166,10 @@ class RankProcess:
         # All that the rank wrote before its answer is shown before its result.
         await asyncio.gather(*(mark.get() for mark in self._marks))
         self.is_busy = False
+        error, self._output_error = self._output_error, None
+        if error is not None:
+            error.add_note(f"the output of rank {self.number} could not be shown")
+            raise error
         return kind, payload
 
     async def _pump(self, stream: asyncio.StreamReader, target: str) -> None:
@@ -168,6 +187,9 @@ class RankProcess:
         self._show(held + b"\n" if held else b"", target)
 
     def _show(self, text: bytes, target: str) -> None:
-        if text:
+        if text and self._output_error is None:
             stream: TextIO = getattr(sys, target)
-            self.context.run(self._output, self.number, text.decode(errors="replace"), stream)
+            try:
+                self.context.run(self._output, self.number, text.decode(errors="replace"), stream)
+            except Exception as error:  # noqa: BLE001  # raised by the call: the rank's output is read on
+                self._output_error = error

@@ -61,8 +61,12 @@ def open_group(backend: str | None, timeout: float | None) -> None:
 
 
 def renew_group() -> None:
-    """Make the default group anew: after a failed call its ranks may be at different operations."""
-    dist.shrink()
+    """Make the default group anew: after a failed call its ranks may be at different operations.
+
+    Without effect on a rank whose function has destroyed the group.
+    """
+    if dist.is_initialized():
+        dist.shrink()
 
 
 def close_group() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import io
 import os
 import signal
@@ -20,6 +21,7 @@ import pytest_asyncio
 
 import aiodist
 from aiodist.errors import InvalidUsageError, PeerLostError
+from aiodist.launch.ports import reserve_port
 from aiodist.rank_processes import Cluster, RanksError
 from aiodist.rank_processes.cluster import InterruptedCallError
 from tests.limits import until
@@ -241,8 +243,76 @@ async def test_wrong_arguments_are_refused_at_once(ranks: Ranks) -> None:
         Cluster(0)
     with pytest.raises(TypeError, match="n must be"):
         Cluster("4")  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsageError, match="threads must be at least 1, not 0"):
+        Cluster(1, threads=0)
     with pytest.raises(InvalidUsageError, match="async with"):
         await Cluster(2).run(time.sleep, 0)
+    with pytest.raises(InvalidUsageError, match="async with"):
+        Cluster(2).kill(0)
+    for rank in (2, -1):
+        with pytest.raises(InvalidUsageError, match=f"rank {rank} is out of range"):
+            ranks.kill(rank)
+    with pytest.raises(TypeError, match=r"fn must be a function, .* not 1"):
+        await ranks.run(1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsageError, match="have been started"):
+        await ranks.start()
+    assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]  # all of them live
+
+
+async def test_functions_of_modules_are_found_where_this_process_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_folder.py").write_text("def number():\n    return 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("of_a_folder")
+    try:
+        async with Ranks(1) as cluster:
+            assert await cluster.run(module.number) == [42]
+    finally:
+        del sys.modules["of_a_folder"]
+
+
+async def test_a_rank_begins_without_names_that_hide_a_missing_import(ranks: Ranks) -> None:
+    def names() -> list[str]:
+        return [name for name in vars(sys.modules["__main__"]) if not name.startswith("__")]
+
+    assert await ranks.run(names) == [["main"]] * 2
+
+
+async def test_output_that_cannot_be_shown_fails_its_call_and_the_next_one_works() -> None:
+    def refuse(rank: int, text: str, stream: TextIO) -> None:
+        raise OSError("the screen is off")
+
+    async with Cluster(2, output=refuse) as cluster:
+        with pytest.raises(RanksError) as failure:
+            await cluster.run_on([1], print, "hello")
+        (error,) = failure.value.exceptions
+        assert isinstance(error, OSError)
+        assert error.__notes__ == ["the output of rank 1 could not be shown"]
+        assert await cluster.run(async_sum, 1.0) == [2.0, 2.0]
+
+
+async def test_ranks_that_have_destroyed_their_group_may_make_another_one() -> None:
+    def destroy() -> None:
+        import aiodist.sync as dist
+
+        dist.destroy_process_group()
+        raise ValueError("after the end")
+
+    def restart(port: int) -> int:
+        import aiodist.sync as dist
+
+        os.environ["MASTER_PORT"] = str(port)
+        dist.init_process_group()
+        return dist.get_world_size()
+
+    async with Ranks(2) as cluster:
+        with pytest.raises(RanksError) as failure:
+            await cluster.run(destroy)
+        assert isinstance(failure.value.exceptions[0], ValueError)
+        with reserve_port() as reservation:
+            assert await cluster.run(restart, reservation.port) == [2, 2]
+        assert await cluster.run(async_sum, 1.0) == [2.0, 2.0]
 
 
 async def test_a_rank_whose_answer_was_not_read_stays_busy() -> None:
