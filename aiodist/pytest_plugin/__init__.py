@@ -44,7 +44,8 @@ def on_ranks(
     this. Else an ExceptionGroup of all errors is raised, the first culprit first. So pytest.skip and
     pytest.xfail work on the ranks, and the mark xfail finds the class that it is told of.
 
-    Raises InvalidUsageError for ``n`` below 1 and for a blocking test with ``processes=False``.
+    Raises InvalidUsageError for ``n`` below 1, for a blocking test with ``processes=False``, and for a
+    ``transport`` of ranks in processes.
     """
     check_int(n, "n")
     if n < 1:
@@ -54,47 +55,53 @@ def on_ranks(
         raise InvalidUsageError(
             "a blocking test needs processes of its own; write `async def`, or leave processes out"
         )
+    if transport != "inproc" and (processes or not is_async):
+        raise InvalidUsageError(
+            f"transport is for ranks in this process, and {transport!r} would not be used: leave it out, "
+            "or write an `async def` test without processes=True"
+        )
 
     if not is_async:
 
         @functools.wraps(test)
         def on_every_rank(**fixtures: Any) -> None:
-            asyncio.run(_in_processes(test, n, timeout, fixtures))
+            __tracebackhide__ = True
+            _raise(asyncio.run(_in_processes(test, n, timeout, fixtures)), n)
 
         return on_every_rank
 
     @functools.wraps(test)
     async def awaited_on_every_rank(**fixtures: Any) -> None:
+        __tracebackhide__ = True
         if processes:
-            await _in_processes(test, n, timeout, fixtures)
+            failures = await _in_processes(test, n, timeout, fixtures)
         else:
-            await _in_this_process(test, n, transport, timeout, fixtures)
+            failures = await _in_this_process(test, n, transport, timeout, fixtures)
+        _raise(failures, n)
 
     return awaited_on_every_rank
 
 
 async def _in_this_process(
     test: Callable[..., Any], n: int, transport: str, timeout: float, fixtures: Mapping[str, Any]
-) -> None:
+) -> Sequence[BaseException]:
     async def one(rank: int) -> None:
         await test(**fixtures)
 
     _, failures = await collect_ranks(n, one, transport, timeout=timeout)
-    _raise(failures, n)
+    return failures
 
 
 async def _in_processes(
     test: Callable[..., Any], n: int, timeout: float, fixtures: Mapping[str, Any]
-) -> None:
+) -> Sequence[BaseException]:
     async with Cluster(n, timeout=timeout) as ranks:
         try:
             run = _run_async if inspect.iscoroutinefunction(test) else _run_blocking
             await ranks.run(run, test, fixtures)
         except RanksError as error:
-            failures = [_restored(each) for each in error.exceptions]
-        else:
-            return
-    _raise(failures, n)
+            return [_restored(each) for each in error.exceptions]
+    return ()
 
 
 class _Outcome(Exception):

@@ -26,7 +26,8 @@ def run_pytest(tmp_path: Path, scaled: Callable[[float], float]) -> RunPytest:
     """Run pytest on a file with the given tests; return what it printed."""
 
     def run(source: str, *options: str) -> str:
-        file = tmp_path / "test_it.py"
+        file = tmp_path / "tests" / "test_it.py"
+        file.parent.mkdir(exist_ok=True)
         file.write_text("import asyncio, os, pytest\nimport aiodist as dist\n" + source)
         (tmp_path / "pytest.ini").write_text(
             INI.format(more="" if "no:asyncio" in options else ASYNCIO)
@@ -166,6 +167,7 @@ import aiodist.sync
     assert "ExceptionGroup" not in output
     assert "ValueError: of rank 0" in output
     assert "ValueError: of rank 1" in output
+    assert "asyncio.run" not in output  # how the ranks were called says nothing about the test
 
 
 @pytest.mark.parametrize("mode", ["auto", "strict"])
@@ -187,13 +189,16 @@ async def test_misspelt(): ...
 @pytest.mark.ranks(2, processes=False)
 def test_blocking(): ...
 
+@pytest.mark.ranks(2, transport="tcp")
+def test_blocking_tcp(): ...
+
 @pytest.mark.ranks(2)
 async def test_right(): ...
 """,
         "-o",
         f"asyncio_mode={mode}",
     )
-    assert "1 passed, 5 errors" in output, output
+    assert "1 passed, 6 errors" in output, output
     assert "ERROR at setup of test_no_rank" in output
     for error in (
         "n must be at least 1, not 0",
@@ -201,6 +206,8 @@ async def test_right(): ...
         "n must be an int, not str",
         "got an unexpected keyword argument 'proceses'",
         "a blocking test needs processes of its own; write `async def`, or leave processes out",
+        "transport is for ranks in this process, and 'tcp' would not be used: leave it out, or write an "
+        "`async def` test without processes=True",
     ):
         assert (
             f"wrong mark: {error}. Write @pytest.mark.ranks(n, transport='inproc', processes=None, "
