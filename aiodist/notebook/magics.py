@@ -8,8 +8,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import Image, display
 
-from aiodist.notebook.cells import CellResult, run_cell
-from aiodist.rank_processes import Cluster
+from aiodist.notebook.cells import CellResult, check_cell, run_cell
+from aiodist.rank_processes import Cluster, RanksError
 from aiodist.sync.portal import portal
 
 DEFAULT_RANKS = 2
@@ -43,12 +43,19 @@ class RanksMagics(Magics):
         if options.close:
             self.close()
             return
+        if cell is not None:
+            check_cell(cell, self._cells + 1)
         cluster = self._open(options.n)
         if cell is None:
             return
         chosen = self._chosen(options.r)
         self._cells += 1
-        results = portal().run(cluster.run_on, chosen, run_cell, cell, self._cells)
+        try:
+            results = portal().run(cluster.run_on, chosen, run_cell, cell, self._cells)
+        except RanksError as error:
+            raise error.with_traceback(
+                None
+            ) from None  # how the ranks were called says nothing here
         for rank, result in zip(chosen, results, strict=True):
             _show(rank, result)
 

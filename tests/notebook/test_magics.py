@@ -85,6 +85,7 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
     assert "RanksError: rank 1 of 3 failed" in shown
     assert 'File "<cell 5>", line 1' in shown
     assert "ZeroDivisionError: division by zero" in shown
+    assert "cluster.py" not in shown  # how the ranks were called says nothing about the cell
     assert "3 ranks run, and -n asks for 2: leave -n out, or end the ranks" in str(outputs[5])
     assert "ranks must be distinct, got [0, 0]" in str(outputs[6])
     assert text_of(outputs[7]) == [f"[{rank}] np.float64(3.0)" for rank in range(3)]
@@ -99,7 +100,26 @@ def test_plots_come_back_as_pictures(execute: Execute) -> None:
         "%%ranks -r one\n1",
     )
     assert [output for output in outputs[1] if "image/png" in output.get("data", {})]
+    assert text_of(outputs[1]) == [
+        "[1]"
+    ]  # for the picture: a semicolon hides the value, as in IPython
     assert "-r takes ranks with commas" in str(outputs[2])
+
+
+def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(execute: Execute) -> None:
+    outputs = execute(
+        "%load_ext aiodist.notebook",
+        "%%ranks -n 2\nx = (1",
+        "%%ranks -n 2\n1\n%matplotlib inline",
+        "%%ranks -n 3\n'é'; # no value",
+        "%%ranks\n'é' # ;",
+    )
+    for shown, error in ((outputs[1], "was never closed"), (outputs[2], "invalid syntax")):
+        assert [output.ename for output in shown] == ["SyntaxError"]
+        assert error in str(shown)
+    assert "the ranks run plain Python" in str(outputs[2])
+    assert text_of(outputs[3]) == []
+    assert text_of(outputs[4]) == ["[0] 'é'", "[1] 'é'", "[2] 'é'"]
 
 
 def test_a_cell_may_block_by_the_blocking_api(execute: Execute) -> None:
