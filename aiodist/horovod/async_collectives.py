@@ -18,7 +18,7 @@ from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.horovod import ranks as job
 from aiodist.horovod.handles import Handle, together
-from aiodist.horovod.input_checks import detached
+from aiodist.horovod.input_checks import detached, rows_of
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.types import ReduceOp
 
@@ -337,11 +337,11 @@ def reducescatter_async(
         A handle; `synchronize` returns this rank's part of the rows.
 
     Raises:
-        InvalidUsageError: ``op`` is Adasum.
+        InvalidUsageError: ``op`` is Adasum, or ``tensor`` is a scalar.
     """
     reduction, group = engine_op(op), process_set.group()
     n_ranks, own = dist.get_world_size(group), dist.get_rank(group)
-    source = detached(tensor).clone()
+    source = rows_of(tensor).clone()
     rows = [len(source) // n_ranks + (r < len(source) % n_ranks) for r in range(n_ranks)]
     _scale(source, prescale_factor)
     output = torch.empty_like(source[: rows[own]])

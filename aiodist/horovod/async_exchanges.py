@@ -12,7 +12,7 @@ import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
 from aiodist.horovod.async_collectives import Average, Op, Sum
 from aiodist.horovod.handles import Handle, together
-from aiodist.horovod.input_checks import check_root, detached
+from aiodist.horovod.input_checks import check_root, detached, rows_of
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 
 
@@ -164,21 +164,27 @@ def alltoall_async(
         sent (int32).
 
     Raises:
-        InvalidUsageError: The rows do not divide evenly, or are not as many as ``splits`` says.
+        InvalidUsageError: The rows do not divide evenly, or are not as many as ``splits`` says; a
+            split is below 0; ``tensor`` is a scalar.
+        TypeError: ``splits`` are no integers.
     """
     group = process_set.group()
     n_ranks = dist.get_world_size(group)
-    source = detached(tensor).contiguous()
+    source = rows_of(tensor).contiguous()
     if splits is None:
         if len(source) % n_ranks:
             raise InvalidUsageError(
                 f"alltoall of {len(source)} rows needs splits: {n_ranks} ranks do not divide them"
             )
         splits = [len(source) // n_ranks] * n_ranks
-    sent = torch.as_tensor(splits, dtype=torch.int32).cpu()
-    if len(sent) != n_ranks or int(sent.sum()) != len(source):
+    given = torch.as_tensor(splits)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"splits must be integers, not {given.dtype}")
+    sent = given.cpu().to(torch.int32)
+    if sent.shape != (n_ranks,) or int(sent.min()) < 0 or int(sent.sum()) != len(source):
         raise InvalidUsageError(
-            f"splits {sent.tolist()} have to be {n_ranks} numbers that add up to {len(source)} rows"
+            f"splits {sent.tolist()} have to be {n_ranks} numbers, none below 0, that add up to "
+            f"{len(source)} rows"
         )
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)

@@ -290,7 +290,9 @@ def alltoall(
         The received rows. With ``splits`` also how many rows each rank has sent, as Horovod does.
 
     Raises:
-        InvalidUsageError: The rows do not divide evenly, or are not as many as ``splits`` says.
+        InvalidUsageError: The rows do not divide evenly, or are not as many as ``splits`` says; a
+            split is below 0; ``tensor`` is a scalar.
+        TypeError: ``splits`` are no integers.
         CollectiveError: What `aiodist.all_to_all_single` raises.
     """
     output, received = _AllToAll.apply(tensor, splits, process_set)  # type: ignore[no-untyped-call]

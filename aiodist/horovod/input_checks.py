@@ -25,6 +25,17 @@ def detached(tensor: Any) -> Tensor:
     return check_tensor(tensor).detach()
 
 
+def rows_of(tensor: Any) -> Tensor:
+    """Return ``tensor`` without its history, for an operation that divides its rows.
+
+    Raises TypeError if it is no tensor of torch, and InvalidUsageError if it has no dimension.
+    """
+    rows = detached(tensor)
+    if not rows.dim():
+        raise InvalidUsageError("tensor is a scalar, which has no rows: pass tensor.reshape(1)")
+    return rows
+
+
 def check_root(root_rank: Any) -> int:
     """Return a global rank. Raises TypeError or InvalidUsageError if it is no rank of the job."""
     rank = check_int(root_rank, "root_rank")

@@ -100,6 +100,15 @@ def test_alltoall_sends_equal_parts_or_the_given_splits(run_hvd: RunHvd) -> None
             hvd.alltoall(torch.ones(3))
         with pytest.raises(InvalidUsageError, match="add up to 3 rows"):
             hvd.alltoall(torch.ones(3), splits=[1, 1])
+        with pytest.raises(
+            InvalidUsageError, match="none below 0"
+        ):  # on the rank that gets -1 rows, too
+            hvd.alltoall(torch.ones(3), splits=[4, -1])
+        with pytest.raises(TypeError, match=r"splits must be integers, not torch\.float32"):
+            hvd.alltoall(torch.ones(3), splits=[1.9, 2.1])  # type: ignore[list-item]
+        for divide in (hvd.alltoall, hvd.reducescatter):
+            with pytest.raises(InvalidUsageError, match="a scalar, which has no rows"):
+                divide(torch.tensor(1.0))
 
     run_hvd(2, on_rank)
 
