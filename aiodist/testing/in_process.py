@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
 from aiodist.api.available import is_initialized
 from aiodist.api.closing import destroy_process_group
 from aiodist.api.lifecycle import open_in_process
+from aiodist.api.settings import window_from
 from aiodist.api.shm_settings import SHARED
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_int
@@ -97,6 +99,8 @@ async def run_ranks(
         Exception: The first error of a rank, by time. A note of the error says which rank it was.
         TypeError: ``size`` is no int; ``fn`` is not callable, or without ``threads`` no async
             function.
+        InvalidUsageError: ``hosts`` are not ``size``; ``buffer_bytes`` is below 64 KiB; ``transport``
+            or ``backend`` is unknown.
     """
     if threads:
         if not callable(fn) or inspect.iscoroutinefunction(fn):
@@ -137,33 +141,49 @@ async def collect_ranks(
         raise TypeError(f"fn must be an async function to call as fn(rank), not {fn!r}")
     if size < 1:
         raise InvalidUsageError(f"size must be at least 1, got {size}")
+    if hosts and len(hosts) != size:
+        raise InvalidUsageError(f"hosts must have a number for each of {size} ranks, not {hosts!r}")
+    window = window_from(buffer_bytes, {})
     store = MemoryStore()
     hub = InprocHub()
     failures: list[BaseException] = []
 
-    async def one(rank: int) -> T:
-        use_world(World())
+    def new_transport() -> Transport:
         transports = Transports.default("127.0.0.1", hub=hub)
         transports.add(SHARED, lambda: InprocTransport(hub))  # queues beside the shared memory
-        mine = transports.get(transport)
-        shared_bytes = _SHARED_BYTES if transport == SHARED else 0
-        if wrap is not None:
-            mine = wrap(rank, mine)
-        host = f"host {hosts[rank]}" if hosts else ""
-        await open_in_process(
-            rank, size, store, mine, timeout, buffer_bytes, backend, shared_bytes, host
-        )
+        return transports.get(transport)
+
+    new_transport()  # an unknown one is refused once, and not by each rank
+
+    @contextmanager
+    def noted(rank: int) -> Iterator[None]:
         try:
-            result = await _called(fn, rank)
+            yield
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
                 error.add_note(f"run_ranks: rank {rank} of {size} raised this")
                 failures.append(error)
             raise
+
+    async def open_world(rank: int) -> None:
+        use_world(World())
+        mine = new_transport()
+        shared_bytes = _SHARED_BYTES if transport == SHARED else 0
+        if wrap is not None:
+            mine = wrap(rank, mine)
+        host = f"host {hosts[rank]}" if hosts else ""
+        await open_in_process(rank, size, store, mine, timeout, window, backend, shared_bytes, host)
+
+    async def one(rank: int) -> T:
+        with noted(rank):
+            await open_world(rank)
+        try:
+            with noted(rank):  # before the group is destroyed: that may take other ranks' time
+                return await _called(fn, rank)
         finally:
-            if is_initialized():  # ``fn`` may have destroyed it, as a script does
-                await destroy_process_group()
-        return result
+            with noted(rank):
+                if is_initialized():  # ``fn`` may have destroyed it, as a script does
+                    await destroy_process_group()
 
     tasks = [
         asyncio.create_task(one(rank), name=f"rank {rank}", context=contextvars.copy_context())

@@ -8,6 +8,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.testing import run_ranks
+from aiodist.transport.base_transport import Transport
 
 
 async def test_a_body_may_destroy_its_group_as_a_script_does() -> None:
@@ -36,6 +37,25 @@ async def test_an_unknown_transport_is_refused_and_the_known_ones_are_named() ->
         dist.InvalidUsageError, match=r"'tpc'; the known ones: tcp, unix, inproc, shm$"
     ):
         await run_ranks(2, lambda rank: dist.barrier(), "tpc")
+
+
+async def test_an_error_before_the_body_is_raised_and_not_the_cancellation_of_the_others() -> None:
+    def wrap(rank: int, transport: Transport) -> Transport:
+        if rank == 1:
+            raise KeyError("no such cable")
+        return transport
+
+    with pytest.raises(KeyError, match="no such cable") as raised:
+        await run_ranks(3, lambda rank: dist.barrier(), wrap=wrap)
+    assert raised.value.__notes__ == ["run_ranks: rank 1 of 3 raised this"]
+
+
+async def test_numbers_of_hosts_and_bytes_are_checked_before_the_ranks_wait() -> None:
+    for hosts in ([0], [0, 1, 2]):
+        with pytest.raises(dist.InvalidUsageError, match="for each of 2 ranks"):
+            await run_ranks(2, lambda rank: dist.barrier(), hosts=hosts)
+    with pytest.raises(dist.InvalidUsageError, match="buffer_bytes must be at least 65536, not -1"):
+        await run_ranks(2, lambda rank: dist.barrier(), buffer_bytes=-1)
 
 
 async def test_an_ordinary_function_may_return_an_awaitable() -> None:
