@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import check_list
+from aiodist.groups.argument_checks import check_int, check_list
 from aiodist.launch.environment import job_identity, meeting_environment, rank_environment
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.rank_function import call_as_rank
@@ -65,8 +65,7 @@ def spawn(
     if not callable(fn):
         raise TypeError(f"fn must be a function to call as fn(i, *args), not {fn!r}")
     check_list(args, "args")
-    if not isinstance(nprocs, int) or isinstance(nprocs, bool):
-        raise TypeError(f"nprocs must be an int, not {nprocs!r}")
+    nprocs = check_int(nprocs, "nprocs")
     if nprocs < 1:
         raise InvalidUsageError(f"nprocs must be at least 1, not {nprocs}")
     if start_method != "fork" and inspect.isfunction(fn):

@@ -11,6 +11,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aiodist.errors import InvalidUsageError
@@ -110,7 +111,7 @@ def test_an_exit_code_reaches_the_parent():
 
 
 def test_rank_0_can_listen_on_the_reserved_port():
-    spawn(listen, nprocs=2, start_method="fork")
+    spawn(listen, nprocs=np.int64(2), start_method="fork")
 
 
 def test_without_join_the_context_holds_the_reservation(tmp_path):
