@@ -27,8 +27,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Have a marked test run on every rank."""
     mark = item.get_closest_marker("ranks")
     if mark is not None and isinstance(item, pytest.Function):
+        from unittest import TestCase
+
         from aiodist.pytest_plugin import on_ranks
 
+        if item.cls is not None and issubclass(item.cls, TestCase):
+            item.stash[_WRONG_MARK] = (
+                f"{item.cls.__name__} is a unittest.TestCase, which runs its own methods"
+            )
+            return
         try:
             bound = inspect.signature(on_ranks).bind(item.obj, *mark.args, **mark.kwargs)
             item.obj = on_ranks(*bound.args, **bound.kwargs)

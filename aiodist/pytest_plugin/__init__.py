@@ -15,6 +15,7 @@ import pytest
 from aiodist.errors import CollectiveError, InvalidUsageError
 from aiodist.groups.argument_checks import check_int
 from aiodist.rank_processes import Cluster, RanksError
+from aiodist.rank_processes.control import pickler
 from aiodist.rank_processes.ranks_error import InterruptedCallError
 from aiodist.testing.in_process import collect_ranks
 
@@ -66,6 +67,7 @@ def on_ranks(
         @functools.wraps(test)
         def on_every_rank(**fixtures: Any) -> None:
             __tracebackhide__ = True
+            _check_fixtures(fixtures)
             _raise(asyncio.run(_in_processes(test, n, timeout, fixtures)), n)
 
         return on_every_rank
@@ -74,6 +76,7 @@ def on_ranks(
     async def awaited_on_every_rank(**fixtures: Any) -> None:
         __tracebackhide__ = True
         if processes:
+            _check_fixtures(fixtures)
             failures = await _in_processes(test, n, timeout, fixtures)
         else:
             failures = await _in_this_process(test, n, transport, timeout, fixtures)
@@ -92,6 +95,20 @@ async def _in_this_process(
     return failures
 
 
+def _check_fixtures(fixtures: Mapping[str, Any]) -> None:
+    """Raise TypeError for a fixture that cannot be pickled, with its name."""
+    __tracebackhide__ = True
+    dumps, _ = pickler()
+    for name, value in fixtures.items():
+        try:
+            dumps(value)
+        except Exception as error:  # noqa: BLE001  # whatever its class raises when it is pickled
+            raise TypeError(
+                f"the fixture {name!r} cannot be sent to the processes of the ranks: {error}. "
+                "Make it there, or write an `async def` test"
+            ) from None
+
+
 async def _in_processes(
     test: Callable[..., Any], n: int, timeout: float, fixtures: Mapping[str, Any]
 ) -> Sequence[BaseException]:
@@ -105,7 +122,7 @@ async def _in_processes(
 
 
 class _Outcome(Exception):
-    """``pytest.skip`` or ``pytest.xfail`` on a rank process. Their own exceptions cannot be unpickled."""
+    """``pytest.skip``, ``xfail`` or ``fail`` on a rank process: their own exceptions do not travel."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(name, message)
@@ -121,6 +138,8 @@ def _outcomes_travel() -> Iterator[None]:
         raise _Outcome("skip", str(skipped)) from None
     except pytest.xfail.Exception as failed:
         raise _Outcome("xfail", str(failed)) from None
+    except pytest.fail.Exception as failed:  # also of a pytest.raises that saw no error
+        raise _Outcome("fail", str(failed)).with_traceback(failed.__traceback__) from None
 
 
 def _run_blocking(test: Callable[..., Any], fixtures: Mapping[str, Any]) -> None:
@@ -137,7 +156,10 @@ def _restored(error: Exception) -> BaseException:
     if not isinstance(error, _Outcome):
         return error
     kind: type[BaseException] = getattr(pytest, error.name).Exception
-    return kind(error.message)
+    outcome = kind(error.message)
+    for note in error.__notes__:
+        outcome.add_note(note)
+    return outcome
 
 
 def _raise(failures: Sequence[BaseException], n: int) -> None:

@@ -170,10 +170,31 @@ import aiodist.sync
     assert "asyncio.run" not in output  # how the ranks were called says nothing about the test
 
 
+def test_a_blocking_test_fails_as_it_does_in_one_process(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.mark.ranks(2)
+def test_no_error():
+    with pytest.raises(ValueError):
+        pass
+
+@pytest.mark.ranks(2)
+def test_fixture(request): ...
+"""
+    )
+    assert "2 failed" in output, output
+    assert "Failed: DID NOT RAISE" in output
+    assert "with pytest.raises(ValueError):" in output  # the line of the test, from the rank
+    assert "RuntimeError" not in output
+    assert "the fixture 'request' cannot be sent to the processes of the ranks: " in output
+
+
 @pytest.mark.parametrize("mode", ["auto", "strict"])
 def test_a_wrong_mark_fails_its_test_alone(run_pytest: RunPytest, mode: str) -> None:
     output = run_pytest(
         """
+import unittest
+
 @pytest.mark.ranks(0)
 async def test_no_rank(): ...
 
@@ -192,13 +213,17 @@ def test_blocking(): ...
 @pytest.mark.ranks(2, transport="tcp")
 def test_blocking_tcp(): ...
 
+class TestOfUnittest(unittest.TestCase):
+    @pytest.mark.ranks(2)
+    def test_it(self): ...
+
 @pytest.mark.ranks(2)
 async def test_right(): ...
 """,
         "-o",
         f"asyncio_mode={mode}",
     )
-    assert "1 passed, 6 errors" in output, output
+    assert "1 passed, 7 errors" in output, output
     assert "ERROR at setup of test_no_rank" in output
     for error in (
         "n must be at least 1, not 0",
@@ -208,6 +233,7 @@ async def test_right(): ...
         "a blocking test needs processes of its own; write `async def`, or leave processes out",
         "transport is for ranks in this process, and 'tcp' would not be used: leave it out, or write an "
         "`async def` test without processes=True",
+        "TestOfUnittest is a unittest.TestCase, which runs its own methods",
     ):
         assert (
             f"wrong mark: {error}. Write @pytest.mark.ranks(n, transport='inproc', processes=None, "
