@@ -62,7 +62,6 @@ def warn_never_awaited(record: Record, site: CallSite | None) -> None:
         _line_of(site),
         site.namespace.get("__name__"),
         site.namespace.setdefault("__warningregistry__", {}),
-        site.namespace,
     )
 
 

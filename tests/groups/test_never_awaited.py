@@ -120,18 +120,30 @@ async def test_in_debug_mode_the_warning_has_the_stack_of_the_call() -> None:
     assert "aiodist/groups" not in text
 
 
-def test_a_work_that_lives_as_long_as_its_program_ends_in_silence() -> None:
-    """The interpreter drops it with no caller on the stack."""
-    program = """
+def run_alone(body: str) -> str:
+    """Run ``body`` in a group of one rank, by ``python -c``. Returns what stderr got."""
+    program = f"""
 import asyncio
 import numpy as np
 import aiodist as dist
 
 async def main():
     async with dist.process_group(rank=0, world_size=1, store=dist.MemoryStore()):
-        return dist.all_reduce(np.ones(1))
+        {body}
 
 work = asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stderr
+
+
+def test_a_program_without_a_file_is_warned_too() -> None:
+    told = run_alone("dist.all_reduce(np.ones(2)); await dist.barrier()")
+    wanted = "RuntimeWarning: all_reduce(2 x float64, SUM) was never awaited or waited for"
+    assert told == f"<string>:8: {wanted}\n"
+
+
+def test_a_work_that_lives_as_long_as_its_program_ends_in_silence() -> None:
+    """The interpreter drops it with no caller on the stack."""
+    assert run_alone("return dist.all_reduce(np.ones(1))") == ""
