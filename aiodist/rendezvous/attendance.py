@@ -138,15 +138,19 @@ class Attendance:
             await asyncio.wait([self._telling])
 
     async def end(self) -> None:
-        """End the watch: this rank is not waited for any more. Idempotent; raises no DistError."""
+        """End the watch: this rank is not waited for any more. Idempotent; raises no DistError.
+
+        If cancelled, it only does not wait until all has ended.
+        """
         watch, self._watch = self._watch, None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
         if watch is not None:
             await watch.end()
         await self.told()
-        task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
         await asyncio.wait([task])
         if not self.is_broken:
             with contextlib.suppress(DistError, TimeoutError):

@@ -292,13 +292,21 @@ async def _meet(
 
 
 async def _end(attendance: Attendance, place: MeetingStore) -> None:
-    """End both, concurrently: a lost rank may keep each of them waiting."""
-    if attendance.is_broken:
+    """End both, concurrently if a lost rank may keep each of them waiting. Both end if cancelled."""
+    if not attendance.is_broken:
+        try:
+            await attendance.end()
+        finally:
+            await place.close()
+        return
+    try:
         await attendance.told()
-        await asyncio.gather(attendance.end(), place.close())
-    else:
-        await attendance.end()
-        await place.close()
+    finally:
+        closing = asyncio.ensure_future(place.close())
+        try:
+            await attendance.end()
+        finally:
+            await closing
 
 
 async def _own_addresses(

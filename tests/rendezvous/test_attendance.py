@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,45 @@ async def test_a_rank_that_is_cancelled_at_any_moment_can_come_again(
             await other
         again.cancel()  # the first one may have been cancelled when rank 0 had all it needed
         await asyncio.wait([again])
+
+
+@pytest.mark.parametrize("medium", ["tcp", "file"])
+async def test_a_rank_that_is_cancelled_again_while_it_gives_up_leaves_nothing_behind(
+    medium: str,
+    port: int,
+    tmp_path: Path,
+    scaled: Callable[[float], float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrived = asyncio.Event()
+    plain = meeting.exchange
+
+    async def seen(*args: Any, **more: Any) -> list[bytes]:
+        arrived.set()
+        return await plain(*args, **more)
+
+    monkeypatch.setattr(meeting, "exchange", seen)
+    for turns in range(12):
+        place = tmp_path / str(turns)
+        place.mkdir()
+        url, deadline = address(medium, port, place), Deadline(20)
+        waiting = asyncio.create_task(
+            rendezvous(url, rank=0, size=2, deadline=deadline, environ={}, store=None, patience=10)
+        )
+        await arrived.wait()
+        arrived.clear()
+        waiting.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        for thread in threading.enumerate():
+            if thread.name == "aiodist-watch":
+                thread.join(scaled(5))
+                assert not thread.is_alive()
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, pending = await asyncio.wait(left, timeout=scaled(5))
+            assert not pending
 
 
 @pytest.mark.parametrize("medium", ["tcp", "file"])
