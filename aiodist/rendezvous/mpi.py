@@ -11,6 +11,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from aiodist.errors import InvalidUsageError
@@ -25,7 +26,8 @@ def meeting_file(environ: Mapping[str, str], rank_variable: str) -> Path:
     """Return the file at which the ranks of this job meet: the same path on every rank, not made yet.
 
     ``rank_variable``: the variable that the launcher sets in its ranks, but does not have itself.
-    Raises InvalidUsageError if the directory for the file belongs to another user.
+    Raises InvalidUsageError if the directory for the file cannot be made, or is not this user's
+    alone.
     """
     job = next((environ[name] for name in JOB_VARIABLES if environ.get(name)), "job")
     # Include the process: a job's name may recur, because it is often made of a process id.
@@ -34,11 +36,21 @@ def meeting_file(environ: Mapping[str, str], rank_variable: str) -> Path:
 
 
 def private_directory(parent: Path) -> Path:
-    """Return ``aiodist-<user id>`` in ``parent``, made if needed, closed to other users."""
+    """Return ``aiodist-<user id>`` in ``parent``, made if needed, closed to other users.
+
+    Raises InvalidUsageError.
+    """
     user = os.getuid() if hasattr(os, "getuid") else "user"
     directory = parent / f"aiodist-{user}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    found = directory.lstat()
+    try:
+        with suppress(FileExistsError):  # what it is comes next
+            directory.mkdir(mode=0o700)
+        found = directory.lstat()
+    except OSError as error:
+        raise InvalidUsageError(
+            f"the ranks cannot meet in {directory}: {error.strerror}; let TMPDIR name a directory of "
+            "this host that this user can write to, or set MASTER_ADDR and MASTER_PORT"
+        ) from None
     mine = user == "user" or (found.st_uid == user and not found.st_mode & 0o077)
     if not stat.S_ISDIR(found.st_mode) or not mine:
         raise InvalidUsageError(

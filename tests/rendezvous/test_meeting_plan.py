@@ -110,6 +110,31 @@ def test_mpi_on_one_host_meets_at_a_private_file(
     assert go(environ).file == found.file  # every rank names the same one
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link", "open directory"])
+def test_mpi_does_not_meet_in_what_another_user_may_have_put_there(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = tmp_path / f"aiodist-{os.getuid()}"
+    if kind == "file":
+        place.write_bytes(b"")
+    elif kind == "open directory":
+        place.mkdir()
+        place.chmod(0o755)
+    else:
+        place.symlink_to(tmp_path if kind == "link" else tmp_path / "nothing")
+    assert f"{place} is not a directory of this user's alone" in error(OPEN_MPI)
+
+
+def test_mpi_without_a_temporary_directory_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    message = error(OPEN_MPI)
+    assert f"cannot meet in {tmp_path}/none/aiodist-{os.getuid()}: No such file" in message
+    assert "TMPDIR" in message
+
+
 @pytest.mark.parametrize("environ", [OPEN_MPI, MPICH])
 def test_mpi_with_a_master(environ: dict[str, str]) -> None:
     found = go(environ | MASTER)
