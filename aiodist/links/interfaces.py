@@ -7,6 +7,7 @@ and AIODIST_SOCKET_IFNAME raises an error that says so.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import struct
@@ -91,12 +92,28 @@ def _ipv6_addresses(table: str) -> dict[str, list[str]]:
     return found
 
 
+def datagram_socket(address: str) -> socket.socket | None:
+    """Return a new socket of the family of the numeric ``address``, or None if the kernel lacks it.
+
+    A name may have an IPv6 address on a host that was started without IPv6: /etc/hosts says so.
+    """
+    try:
+        return socket.socket(family_of(address), socket.SOCK_DGRAM)
+    except OSError as error:
+        if error.errno != errno.EAFNOSUPPORT:
+            raise
+        return None
+
+
 def route_to(address: str) -> str | None:
     """Return this host's own address on the route to the numeric ``address``, or None without a route.
 
     Connecting a datagram socket asks the routing table and sends nothing.
     """
-    with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+    probe = datagram_socket(address)
+    if probe is None:
+        return None
+    with probe:
         try:
             host, _, scope = address.partition("%")
             peer = (host, _ANY_PORT, 0, socket.if_nametoindex(scope)) if scope else None

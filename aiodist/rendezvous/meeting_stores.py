@@ -12,7 +12,14 @@ from typing import Any
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
-from aiodist.links.interfaces import choose_hosts, default_address, family_of, is_loopback, route_to
+from aiodist.links.interfaces import (
+    choose_hosts,
+    datagram_socket,
+    default_address,
+    family_of,
+    is_loopback,
+    route_to,
+)
 from aiodist.rendezvous.absence_watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.rendezvous.agent import agent_client
 from aiodist.rendezvous.assembly import assemble
@@ -245,7 +252,10 @@ def _routed(addresses: list[str], master: Master) -> str:
 
 def _is_own(address: str) -> bool:
     """Return whether this host has ``address``: a socket can be bound to it."""
-    with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+    probe = datagram_socket(address)
+    if probe is None:
+        return False
+    with probe:
         host, _, scope = address.partition("%")
         try:
             probe.bind((host, 0, 0, socket.if_nametoindex(scope)) if scope else (host, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.links import interfaces
 from aiodist.links.interfaces import Interface, choose_hosts
+from tests.links.kernels import remove_ipv6
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 HERE = [
@@ -120,6 +122,21 @@ def test_this_hosts_loopback_is_listed() -> None:
 def test_the_route_to_loopback_is_loopback() -> None:
     assert interfaces.route_to("127.0.0.1") == "127.0.0.1"
     assert choose_hosts("127.0.0.1", {}) == ("127.0.0.1",)
+
+
+def test_a_kernel_without_ipv6_has_no_ipv6_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_ipv6(monkeypatch)
+    assert interfaces.route_to("::1") is None
+    assert interfaces.route_to("127.0.0.1") == "127.0.0.1"
+
+
+def test_a_lack_of_descriptors_is_no_missing_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", exhausted)
+    with pytest.raises(OSError, match="Too many open files"):
+        interfaces.route_to("127.0.0.1")
 
 
 def test_the_default_address_is_one_of_this_hosts() -> None:

@@ -24,6 +24,7 @@ from aiodist.rendezvous import Rendezvous, attendance, meeting, meeting_stores, 
 from aiodist.rendezvous.meeting_plan import Master
 from aiodist.store import MemoryStore, PrefixStore, TcpStoreServer, is_waiting
 from tests.limits import scaled
+from tests.links.kernels import remove_ipv6
 
 
 def has_ipv6() -> bool:
@@ -354,6 +355,23 @@ async def test_a_host_without_a_route(
     monkeypatch.setattr(meeting_stores, "route_to", lambda _: None)
     with pytest.raises(DistNetworkError, match="no route to the master at 127"):
         await meet(f"tcp://127.0.0.1:{port}", rank, 2)
+
+
+async def test_ranks_meet_at_a_name_with_an_ipv6_address_on_a_kernel_without_ipv6(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def both(host: str, port: int, deadline: Deadline) -> list[tuple[int, Any]]:
+        return [
+            (socket.AF_INET6, ("::1", port, 0, 0)),
+            (socket.AF_INET, ("127.0.0.1", port)),
+        ]
+
+    remove_ipv6(monkeypatch)
+    monkeypatch.setattr(meeting_stores, "resolve", both)
+    found = await all_meet(2, f"tcp://localhost:{port}")
+    assert [each.host for each in found] == ["127.0.0.1", "127.0.0.1"]
+    await asyncio.gather(*(each.close() for each in found))
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 async def test_an_init_method_and_a_store() -> None:
