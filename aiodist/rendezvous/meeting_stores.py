@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -243,11 +244,20 @@ def _routed(addresses: list[str], master: Master) -> str:
     """Return an address that this host has a route to, IPv4 first: all ranks then pick the same family."""
     routed = [address for address in addresses if route_to(address) is not None]
     if not routed:
+        advice = "check MASTER_ADDR and the network"
+        if all(map(_is_link_local, addresses)):
+            advice = (
+                "an IPv6 link-local address names a host only together with an interface, which "
+                "each host names in its own way; let MASTER_ADDR be another address of that host"
+            )
         raise DistNetworkError(
-            f"this host has no route to the master at {master} ({', '.join(addresses)}): check "
-            "MASTER_ADDR and the network"
+            f"this host has no route to the master at {master} ({', '.join(addresses)}): {advice}"
         )
     return min(routed, key=lambda address: family_of(address) != socket.AF_INET)
+
+
+def _is_link_local(address: str) -> bool:
+    return family_of(address) == socket.AF_INET6 and ipaddress.ip_address(address).is_link_local
 
 
 def _is_own(address: str) -> bool:

@@ -357,6 +357,12 @@ async def test_a_host_without_a_route(
         await meet(f"tcp://127.0.0.1:{port}", rank, 2)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_link_local_address_of_the_master(rank: int, port: int) -> None:
+    with pytest.raises(DistNetworkError, match=r"\[fe80::1\].*let MASTER_ADDR be another address"):
+        await meet(f"tcp://[fe80::1]:{port}", rank, 2)
+
+
 async def test_ranks_meet_at_a_name_with_an_ipv6_address_on_a_kernel_without_ipv6(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
