@@ -319,6 +319,7 @@ class Endpoint:
         try:
             await self._leave(Departure(seconds))
         finally:
+            await self._stop_listening()  # a cancelled `_leave` may not have come so far
             for connection in self.connections():  # those that did not end in time
                 connection.abort()
             self._closing_streams.cut_short()
@@ -334,12 +335,7 @@ class Endpoint:
         # failed operations. Until then this rank listens: a refusal would look like its death.
         await leaving.finish([p.connecting for p in self._peers.values() if p.connecting])
         await self.shm_progress.clear(leaving.remaining())
-        self._closed = True
-        for listener in self._listeners:
-            await listener.close()
-        self._pending.close(lambda link: link.connection.abort())
-        for connection in self._early:
-            connection.abort()
+        await self._stop_listening()
         for peer in self._peers.values():
             for handle in (peer.doubt, peer.watch):
                 if handle is not None:
@@ -352,6 +348,15 @@ class Endpoint:
         await leaving.take(
             closing if self._heartbeat is None else [*closing, self._heartbeat.close()]
         )
+
+    async def _stop_listening(self) -> None:
+        """Take no more connections, and drop those that are being made. Idempotent."""
+        self._closed = True
+        for listener in self._listeners:
+            await listener.close()
+        self._pending.close(lambda link: link.connection.abort())
+        for connection in self._early:
+            connection.abort()
 
     def abandon(self) -> None:
         """Close without the loop, which has ended. To the other ranks, this one has died."""

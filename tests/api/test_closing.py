@@ -48,3 +48,26 @@ async def test_awaited_and_completed_operations_are_not_logged_at_close(
 
     await run_ranks(2, main)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("turns", range(1, 7))
+async def test_a_cancelled_destroy_leaves_no_socket_open(turns: int) -> None:
+    """Also while a connection to the other rank is being made. What stays open fails the test."""
+    left = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        if rank == 1:
+            await left.wait()
+            return
+        work = asyncio.ensure_future(dist.all_reduce(np.ones(1)))
+        await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait([work])
+        leaving = asyncio.create_task(dist.destroy_process_group())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        left.set()
+
+    await run_ranks(2, main, "tcp")
