@@ -10,12 +10,12 @@ import struct
 from functools import lru_cache
 from math import prod
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.tensors.buffer import Buffer, Kind
 from aiodist.tensors.dtypes import DType, dtype_of_code
 
 MAX_DIMENSIONS = 64
-"""numpy's limit; torch's is the same in practice."""
+"""numpy's limit. A tensor of torch may have more."""
 
 _KINDS: tuple[Kind, Kind] = ("numpy", "torch")
 _HEAD = struct.Struct("<BBB")
@@ -29,7 +29,15 @@ def encode_meta(buffer: Buffer) -> bytes:
 
 @lru_cache(maxsize=1024)
 def pack_meta(kind: Kind, dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """As `encode_meta`, from the three facts."""
+    """As `encode_meta`, from the three facts.
+
+    Raises InvalidUsageError for more dimensions than a receiver takes.
+    """
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidUsageError(
+            f"a tensor of {len(shape)} dimensions cannot be sent, only one of up to {MAX_DIMENSIONS}: "
+            "reshape it"
+        )
     return struct.pack(f"<BBB{len(shape)}Q", _KINDS.index(kind), dtype.code, len(shape), *shape)
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.tensors import DTYPES, buffer_of, decode_meta, encode_meta
 from aiodist.tensors.meta import pack_meta
 
@@ -51,3 +52,10 @@ def test_garbage_is_a_protocol_error(data):
 def test_refused(data):
     with pytest.raises(ProtocolError):
         decode_meta(data)
+
+
+@pytest.mark.parametrize("dimensions", [65, 255, 256])
+def test_more_dimensions_than_a_receiver_takes_are_refused_by_the_sender(dimensions):
+    tensor = torch.ones([1] * dimensions)
+    with pytest.raises(InvalidUsageError, match=f"a tensor of {dimensions} dimensions"):
+        encode_meta(buffer_of(tensor, "tensor", writable=False))
