@@ -76,12 +76,8 @@ def broadcast_object_list(
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
     objects = check_mutable(object_list, "object_list")
-    name, finish, pickle = (
-        "broadcast_object_list",
-        partial(fill_list, objects),
-        pickles(pg, allow_pickle),
-    )
-    operation = BroadcastObject(name, objects, finish, root, pickle)
+    name, finish = "broadcast_object_list", partial(fill_list, objects)
+    operation = BroadcastObject(name, objects, finish, root, pickles(pg, allow_pickle))
     return pg.start(operation, timeout)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from aiodist.collectives.partition import offsets_of, segments_of
+from aiodist.collectives.partition import lengths_of_cut, offsets_of, segments_of
 from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import (
     READ,
@@ -28,6 +28,7 @@ from aiodist.collectives.schedule import (
     Step,
     operands_in_order,
 )
+from aiodist.collectives.shm_exchange import others_of
 from aiodist.collectives.shm_layout import ShmLayout
 
 
@@ -64,16 +65,12 @@ class _Stripes:
 
     def _cuts(self, nbytes: int) -> list[slice]:
         """Where the stripes of a chunk of ``nbytes`` are."""
-        length, longer = divmod(nbytes // self._reduce.itemsize, self._shm.size)
-        lengths = [
-            (length + (stripe < longer)) * self._reduce.itemsize for stripe in range(self._shm.size)
-        ]
-        starts = offsets_of(lengths)
-        return [slice(start, end) for start, end in pairwise(starts)]
+        lengths = lengths_of_cut(nbytes, self._reduce.itemsize, self._shm.size)
+        return [slice(start, end) for start, end in pairwise(offsets_of(lengths))]
 
     def schedule(self) -> Iterator[Step]:
         rank, reads = self._shm.rank, self._reads
-        others = [(rank + distance) % self._shm.size for distance in range(1, self._shm.size)]
+        others = others_of(rank, self._shm.size)
         step, now = 0, self._views(0)
         yield self._publish(0, now)
         while True:

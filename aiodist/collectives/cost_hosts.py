@@ -82,8 +82,7 @@ def _all(case: HostsCase, column: int) -> list[int]:
 
 
 def _stripe(case: HostsCase, column: int) -> list[int]:
-    length, longer = divmod(sum(case.lengths) // case.itemsize, case.topology.columns)
-    return [(length + (column < longer)) * case.itemsize]
+    return [lengths_of_cut(sum(case.lengths), case.itemsize, case.topology.columns)[column]]
 
 
 def _block_a_host(case: HostsCase, column: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aiodist.collectives import calls
 from aiodist.collectives.calls import Call, Run
+from aiodist.collectives.partition import lengths_of_cut
 from aiodist.collectives.select import Choice
 from aiodist.simulate.extent import CostOnly
 from aiodist.simulate.network import Rank, Relation, apart, flipped, shifted
@@ -87,8 +88,7 @@ def lengths_of(operation: str, ranks: int, nbytes: int) -> list[int]:
     """Bytes of the blocks of ``nbytes``, by rank; of an operation without blocks, the data."""
     if operation in ("broadcast", "reduce", "all_reduce"):
         return [nbytes]
-    length, longer = divmod(nbytes // ITEMSIZE, ranks)
-    return [(length + (rank < longer)) * ITEMSIZE for rank in range(ranks)]
+    return lengths_of_cut(nbytes, ITEMSIZE, ranks)
 
 
 def program(operation: str, nbytes: int, choice: Choice) -> Callable[[Rank], Run]:
