@@ -270,12 +270,7 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
     ranks: Sequence[int]
 
     def __init__(
-        self,
-        message: str,
-        *,
-        keys: Sequence[str] = (),
-        ranks: Sequence[int] = (),
-        **fields: Any,
+        self, message: str, *, keys: Sequence[str] = (), ranks: Sequence[int] = (), **fields: Any
     ) -> None:
         super().__init__(message, keys=tuple(keys), ranks=tuple(ranks), **fields)
 

@@ -189,9 +189,7 @@ def reduce(
 
 
 def barrier(
-    group: Group | None = None,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout = None,
+    group: Group | None = None, device_ids: Sequence[int] | None = None, timeout: Timeout = None
 ) -> Work[None]:
     """Wait until all ranks of the group have called it.
 

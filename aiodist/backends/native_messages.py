@@ -32,10 +32,7 @@ class TensorPlan:
     __slots__ = ("_memory", "direct", "start")
 
     def __init__(
-        self,
-        direct: MessagePlan,
-        start: Callable[..., Any],
-        signature: TensorSignature[memoryview],
+        self, direct: MessagePlan, start: Callable[..., Any], signature: TensorSignature[memoryview]
     ) -> None:
         self.direct = direct
         self.start = start
@@ -63,11 +60,7 @@ class NativeMessages:
         """By the kind of the operation."""
 
     def _plan(
-        self,
-        start: Callable[..., Any],
-        operation: Send | Recv,
-        buffer: Buffer,
-        other: int,
+        self, start: Callable[..., Any], operation: Send | Recv, buffer: Buffer, other: int
     ) -> None:
         """Cache a plan of messages like this one, which is from or to group rank ``other``."""
         if buffer.is_staged or not 0 < buffer.nbytes <= RING_BYTES:

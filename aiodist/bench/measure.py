@@ -53,10 +53,7 @@ class Samples:
 
 
 def measure(
-    peers: Sequence[Peer],
-    call: Call,
-    effort: Effort,
-    agree: Callable[[int], int],
+    peers: Sequence[Peer], call: Call, effort: Effort, agree: Callable[[int], int]
 ) -> Samples:
     """Give each peer one turn a round, forwards and backwards by turns.
 

@@ -362,16 +362,7 @@ def shm_of(channel: Channel) -> ShmCollective | None:
 class MessageContext:
     """One point-to-point message."""
 
-    __slots__ = (
-        "_group",
-        "_messenger",
-        "_send",
-        "_status_query",
-        "_tag",
-        "_what",
-        "other",
-        "recv",
-    )
+    __slots__ = ("_group", "_messenger", "_send", "_status_query", "_tag", "_what", "other", "recv")
 
     def __init__(
         self, group: MessagingGroup, messenger: Messenger, what: str, other: int, tag: int

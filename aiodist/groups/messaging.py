@@ -360,9 +360,7 @@ class Messaging(GroupLifecycle):
 
 
 async def _run_body(
-    work: Work[T],
-    context: MessageContext,
-    body: Callable[[MessageContext], Coroutine[Any, Any, T]],
+    work: Work[T], context: MessageContext, body: Callable[[MessageContext], Coroutine[Any, Any, T]]
 ) -> T:
     """Run ``body``, and note for a receive whose message it has got."""
     result = await body(context)

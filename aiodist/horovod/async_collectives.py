@@ -77,10 +77,7 @@ def _scale(tensor: Tensor, factor: float) -> None:
 
 @torch.no_grad()
 def _reduce(
-    outputs: Sequence[Tensor],
-    op: ReduceOp,
-    factors: tuple[float, float],
-    group: Group | None,
+    outputs: Sequence[Tensor], op: ReduceOp, factors: tuple[float, float], group: Group | None
 ) -> list[Work[None] | None]:
     """Start the reduction of ``outputs`` in place: those of one dtype in one operation."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}

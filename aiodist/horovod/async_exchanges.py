@@ -52,9 +52,7 @@ def allgather_async(
 
 
 def grouped_allgather_async(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start `allgather_async` of several tensors.
 

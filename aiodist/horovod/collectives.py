@@ -225,9 +225,7 @@ def allgather(
 
 
 def grouped_allgather(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Return `allgather` of several tensors.
 

@@ -226,10 +226,7 @@ def _one_address_each(
     for interface in interfaces:
         if family in (None, interface.family):
             held = best.get(interface.name)
-            if held is None or (held.family, interface.family) == (
-                socket.AF_INET6,
-                socket.AF_INET,
-            ):
+            if held is None or (held.family, interface.family) == (socket.AF_INET6, socket.AF_INET):
                 best[interface.name] = interface
     return list(best.values())
 

@@ -262,11 +262,7 @@ class Cluster:
             raise ranks_error(errors, results, first, self._size)
         return [results[rank.number] for rank in ranks]
 
-    async def _answers(
-        self,
-        tasks: dict[Answer, RankProcess],
-        order: list[RankProcess],
-    ) -> None:
+    async def _answers(self, tasks: dict[Answer, RankProcess], order: list[RankProcess]) -> None:
         """Wait for the answers of all ranks; of the others for some time once one has failed."""
         pending = set(tasks)
         until = None

@@ -318,12 +318,7 @@ def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Ope
     @contextlib.asynccontextmanager
     async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
         store = await TcpStore.connect(
-            host,
-            int(told),
-            Deadline(seconds),
-            secret=secret,
-            certificates=certificates,
-            once=True,
+            host, int(told), Deadline(seconds), secret=secret, certificates=certificates, once=True
         )
         async with store:
             yield BeatStore(store, told)

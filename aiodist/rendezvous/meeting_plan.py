@@ -109,10 +109,7 @@ def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> Meet
     check_rank(own_rank, own_size)
     here = look_around(environ)
     return MeetingPlan(
-        own_rank.value,
-        own_size.value,
-        local_rank=here.local_rank(),
-        source="the store given",
+        own_rank.value, own_size.value, local_rank=here.local_rank(), source="the store given"
     )
 
 

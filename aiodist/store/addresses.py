@@ -41,10 +41,7 @@ async def resolve(
     try:
         async with asyncio.timeout(limit(deadline)):
             found = await loop.getaddrinfo(
-                host,
-                port,
-                type=socket.SOCK_STREAM,
-                flags=socket.AI_PASSIVE if to_listen else 0,
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE if to_listen else 0
             )
     except TimeoutError:
         raise StoreTimeoutError(

@@ -44,13 +44,7 @@ async def exchange(
 
 
 async def leave(
-    store: Store,
-    rank: int,
-    size: int,
-    deadline: Deadline,
-    *,
-    host: int = 0,
-    name: str = "exchange",
+    store: Store, rank: int, size: int, deadline: Deadline, *, host: int = 0, name: str = "exchange"
 ) -> bool:
     """Record that this rank needs nothing more of the exchange ``name``; ``host`` waits until all have.
 

@@ -33,17 +33,7 @@ class Buffer:
     on a device; else None.
     """
 
-    __slots__ = (
-        "_staged",
-        "count",
-        "dtype",
-        "kind",
-        "nbytes",
-        "owner",
-        "shape",
-        "staging",
-        "view",
-    )
+    __slots__ = ("_staged", "count", "dtype", "kind", "nbytes", "owner", "shape", "staging", "view")
 
     def __init__(
         self,

@@ -41,10 +41,7 @@ class Completions:
         self._closed = False
 
     def add(
-        self,
-        operation: Operation | Operations,
-        future: torch.futures.Future[Any],
-        ordered: bool,
+        self, operation: Operation | Operations, future: torch.futures.Future[Any], ordered: bool
     ) -> None:
         """Set ``future`` to True once ``operation`` and all that were added before have ended.
 

@@ -52,16 +52,7 @@ class TorchWorld:
         member = Member(own, store)
         made._portal.enter()
         try:
-            made._run(
-                init_process_group,
-                Backend.AIODIST,
-                None,
-                timeout,
-                size,
-                rank,
-                store,
-                name,
-            )
+            made._run(init_process_group, Backend.AIODIST, None, timeout, size, rank, store, name)
             made._portal.settle(member)
             heed_signal(own.observer)
         finally:

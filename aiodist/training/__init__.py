@@ -10,9 +10,4 @@ from aiodist.training.async_reducer import (
 )
 from aiodist.training.compression import Compression
 
-__all__ = [
-    "Compression",
-    "GradientReducer",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-]
+__all__ = ["Compression", "GradientReducer", "broadcast_optimizer_state", "broadcast_parameters"]

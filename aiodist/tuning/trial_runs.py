@@ -32,11 +32,7 @@ class Runs:
     """
 
     def __init__(
-        self,
-        operation: str,
-        group: GroupEngine,
-        nbytes: int,
-        table: Literal["shared", "hosts"],
+        self, operation: str, group: GroupEngine, nbytes: int, table: Literal["shared", "hosts"]
     ) -> None:
         """``table``: which of `Tables` the choice is put into."""
         self.data = np.zeros(nbytes // ITEMSIZE, np.float32)

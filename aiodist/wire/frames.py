@@ -121,12 +121,7 @@ class Frame(NamedTuple):
 
 
 def encode(
-    type: FrameType,
-    key: Key = (0, 0, 0),
-    *,
-    id: int = 0,
-    length: int = 0,
-    meta: bytes = b"",
+    type: FrameType, key: Key = (0, 0, 0), *, id: int = 0, length: int = 0, meta: bytes = b""
 ) -> bytes:
     """Return header and metadata of a frame, and the zeros behind them; the payload follows.
 
