@@ -30,7 +30,7 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[None]:
         """Copy ``tensor`` of one rank into ``tensor`` of all ranks. See `aiodist.broadcast`."""
-        return collectives.broadcast(tensor, src, self, group_src=group_src, timeout=timeout)
+        return collectives.broadcast(tensor, src, self, group_src, timeout=timeout)
 
     def broadcast_new(
         self,
@@ -44,7 +44,7 @@ class GroupOperations(GroupHandle):
 
         See `aiodist.broadcast_new`.
         """
-        return collectives.broadcast_new(tensor, src, self, group_src=group_src, timeout=timeout)
+        return collectives.broadcast_new(tensor, src, self, group_src, timeout=timeout)
 
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp | str = ReduceOp.SUM, *, timeout: Timeout = None
@@ -75,13 +75,13 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[None]:
         """Reduce ``tensor`` over all ranks into that of one rank. See `aiodist.reduce`."""
-        return collectives.reduce(tensor, dst, op, self, group_dst=group_dst, timeout=timeout)
+        return collectives.reduce(tensor, dst, op, self, group_dst, timeout=timeout)
 
     def barrier(
         self, device_ids: Sequence[int] | None = None, timeout: Timeout = None
     ) -> Work[None]:
         """Wait until all ranks of the group have called it. See `aiodist.barrier`."""
-        return collectives.barrier(self, device_ids=device_ids, timeout=timeout)
+        return collectives.barrier(self, device_ids, timeout)
 
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False
@@ -90,7 +90,7 @@ class GroupOperations(GroupHandle):
 
         See `aiodist.monitored_barrier`.
         """
-        return collectives.monitored_barrier(self, timeout=timeout, wait_all_ranks=wait_all_ranks)
+        return collectives.monitored_barrier(self, timeout, wait_all_ranks)
 
     def all_gather_new(self, tensor: Tensor, *, timeout: Timeout = None) -> Work[list[Tensor]]:
         """Return the tensors of all ranks as new tensors on the CPU. See `aiodist.all_gather_new`."""
@@ -136,7 +136,7 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[None]:
         """Fill ``gather_list[r]`` on one rank with rank r's ``tensor``. See `aiodist.gather`."""
-        return blocks.gather(tensor, gather_list, dst, self, group_dst=group_dst, timeout=timeout)
+        return blocks.gather(tensor, gather_list, dst, self, group_dst, timeout=timeout)
 
     def scatter(
         self,
@@ -148,7 +148,7 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[None]:
         """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of one rank. See `aiodist.scatter`."""
-        return blocks.scatter(tensor, scatter_list, src, self, group_src=group_src, timeout=timeout)
+        return blocks.scatter(tensor, scatter_list, src, self, group_src, timeout=timeout)
 
     def reduce_scatter(
         self,
@@ -225,7 +225,7 @@ class GroupOperations(GroupHandle):
 
         See `aiodist.isend`.
         """
-        return p2p.isend(tensor, dst, self, tag=tag, group_dst=group_dst, timeout=timeout)
+        return p2p.isend(tensor, dst, self, tag, group_dst, timeout=timeout)
 
     def irecv(
         self,
@@ -237,7 +237,7 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[int]:
         """Receive into ``tensor`` from one rank, or from any rank. See `aiodist.irecv`."""
-        return p2p.irecv(tensor, src, self, tag=tag, group_src=group_src, timeout=timeout)
+        return p2p.irecv(tensor, src, self, tag, group_src, timeout=timeout)
 
     def send(
         self,
@@ -249,7 +249,7 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[None]:
         """Send ``tensor`` to one rank, as `isend` does. See `aiodist.send`."""
-        return p2p.send(tensor, dst, self, tag=tag, group_dst=group_dst, timeout=timeout)
+        return p2p.send(tensor, dst, self, tag, group_dst, timeout=timeout)
 
     @overload
     def recv(
@@ -283,7 +283,7 @@ class GroupOperations(GroupHandle):
         timeout: Timeout = None,
     ) -> Work[Any]:
         """Receive a tensor from one rank, or from any rank. See `aiodist.recv`."""
-        return p2p.recv(tensor, src, self, tag=tag, group_src=group_src, timeout=timeout)
+        return p2p.recv(tensor, src, self, tag, group_src, timeout=timeout)
 
     def broadcast_object_list(
         self,
@@ -300,13 +300,7 @@ class GroupOperations(GroupHandle):
         See `aiodist.broadcast_object_list`.
         """
         return objects.broadcast_object_list(
-            object_list,
-            src,
-            self,
-            device=device,
-            group_src=group_src,
-            allow_pickle=allow_pickle,
-            timeout=timeout,
+            object_list, src, self, device, group_src, allow_pickle=allow_pickle, timeout=timeout
         )
 
     def broadcast_object(
@@ -320,7 +314,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[Any]:
         """Send an object of one rank to all ranks. See `aiodist.broadcast_object`."""
         return objects.broadcast_object(
-            obj, src, self, group_src=group_src, allow_pickle=allow_pickle, timeout=timeout
+            obj, src, self, group_src, allow_pickle=allow_pickle, timeout=timeout
         )
 
     def all_gather_object(
@@ -352,7 +346,7 @@ class GroupOperations(GroupHandle):
             object_gather_list,
             dst,
             self,
-            group_dst=group_dst,
+            group_dst,
             allow_pickle=allow_pickle,
             timeout=timeout,
         )
@@ -376,7 +370,7 @@ class GroupOperations(GroupHandle):
             scatter_object_input_list,
             src,
             self,
-            group_src=group_src,
+            group_src,
             allow_pickle=allow_pickle,
             timeout=timeout,
         )
@@ -393,7 +387,7 @@ class GroupOperations(GroupHandle):
     ) -> Work[None]:
         """Send ``obj`` to one rank, which receives it by `recv_object`. See `aiodist.send_object`."""
         return objects.send_object(
-            obj, dst, tag, self, group_dst=group_dst, allow_pickle=allow_pickle, timeout=timeout
+            obj, dst, tag, self, group_dst, allow_pickle=allow_pickle, timeout=timeout
         )
 
     def recv_object(
@@ -410,7 +404,7 @@ class GroupOperations(GroupHandle):
         See `aiodist.recv_object`.
         """
         return objects.recv_object(
-            src, tag, self, group_src=group_src, allow_pickle=allow_pickle, timeout=timeout
+            src, tag, self, group_src, allow_pickle=allow_pickle, timeout=timeout
         )
 
     def send_object_list(
@@ -432,8 +426,8 @@ class GroupOperations(GroupHandle):
             object_list,
             dst,
             self,
-            device=device,
-            group_dst=group_dst,
+            device,
+            group_dst,
             tag=tag,
             allow_pickle=allow_pickle,
             timeout=timeout,
@@ -455,8 +449,8 @@ class GroupOperations(GroupHandle):
             object_list,
             src,
             self,
-            device=device,
-            group_src=group_src,
+            device,
+            group_src,
             tag=tag,
             allow_pickle=allow_pickle,
             timeout=timeout,
@@ -474,13 +468,7 @@ class GroupOperations(GroupHandle):
     ) -> ObjectStream:
         """Open a stream of objects between this rank and another one. See `aiodist.open_stream`."""
         return object_streams.open_stream(
-            peer,
-            tag,
-            window,
-            self,
-            group_peer=group_peer,
-            max_bytes=max_bytes,
-            allow_pickle=allow_pickle,
+            peer, tag, window, self, group_peer, max_bytes=max_bytes, allow_pickle=allow_pickle
         )
 
     async def sync_state(
@@ -495,6 +483,4 @@ class GroupOperations(GroupHandle):
 
         See `aiodist.sync_state`.
         """
-        return await state.sync_state(
-            state_dict, self, src=src, group_src=group_src, timeout=timeout
-        )
+        return await state.sync_state(state_dict, self, src, group_src, timeout=timeout)

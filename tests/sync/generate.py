@@ -230,12 +230,17 @@ def call_of(source: Source, node: Function, when: str) -> str:
         values = [when, name, places, "group", "timeout"]
         values += [f"{each}={each}" for each in after if each != "timeout"]
         return f"call({', '.join(values)})"
-    named = {arg.arg for arg in node.args.kwonlyargs}
-    values = [f"{each}={each}" if each in named else each for each in names_of(node)]
+    values = passed_on(node)
     if isinstance(node, ast.AsyncFunctionDef):
         return f"portal().run({', '.join([name, *values])})"
     blocks = str(annotation(node).startswith("Work["))
     return f"portal().call({', '.join([name, blocks, *values])})"
+
+
+def passed_on(node: Function) -> list[str]:
+    """Return the parameters of ``node`` as arguments: by position where it takes them so."""
+    named = {arg.arg for arg in node.args.kwonlyargs}
+    return [f"{each}={each}" if each in named else each for each in names_of(node)]
 
 
 def group_methods(sources: list[Source]) -> str:
@@ -265,8 +270,7 @@ def method(source: Source, node: Function) -> str:
     own.args.args.insert(0, ast.arg("self"))
     if is_overload(node):
         return definition(own, None, "...")
-    before, after = split(node)
-    call = [*before, "self", *(f"{name}={name}" for name in after)]
+    call = ["self" if each == "group" else each for each in passed_on(node)]
     awaited = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
     doc = (ast.get_docstring(node) or "").split("\n\n")[0].replace("``group``", "this group")
     body = f"return {awaited}{source.name}.{node.name}({', '.join(call)})"
