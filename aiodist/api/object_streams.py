@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_int, check_other, check_rank, check_tag, pickles
-from aiodist.groups.collective_backend import ObjectStream
+from aiodist.groups.collective_backend import ObjectStream, StreamSettings
 from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 
@@ -59,4 +59,6 @@ def open_stream(
     for name, value in (("window", window), ("max_bytes", max_bytes)):
         if value < 1:
             raise InvalidUsageError(f"{name} must be at least 1, not {value}")
-    return pg.backend.open_stream(to, check_tag(tag), window, max_bytes, pickles(pg, allow_pickle))
+    may_pickle = pickles(pg, allow_pickle)
+    settings = StreamSettings(to, check_tag(tag), window, max_bytes, may_pickle)
+    return pg.backend.open_stream(settings)

@@ -8,7 +8,7 @@ from typing import Any
 from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.operation import Operation, Tensor
@@ -68,10 +68,8 @@ class MixedBackend(CollectiveBackend):
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self.backend_of(tensor).check_tensor(tensor, writable=writable)
 
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> ObjectStream:
-        return self._first.open_stream(peer, tag, window, max_bytes, allow_pickle)
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
+        return self._first.open_stream(settings)
 
 
 class OverP2P:

@@ -17,7 +17,6 @@ from aiodist.backends.gradual_copy import (
 )
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.native_objects import NativeObjects, Start
-from aiodist.backends.native_streams import Stream
 from aiodist.backends.plan_cache import Plan, PlanCache, views_of
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import are_staged, cut, open_buffer
@@ -26,7 +25,7 @@ from aiodist.collectives.calls import Call
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.rule_tables import Tables
 from aiodist.completion import T
-from aiodist.groups.collective_backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Opened, Operation, Tensor
 from aiodist.groups.work import Work
@@ -109,10 +108,8 @@ class NativeBackend(CollectiveBackend):
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         open_buffer(tensor, "tensor", writable=writable)
 
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> Stream:
-        return self._objects.open_stream(peer, tag, window, max_bytes, allow_pickle)
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
+        return self._objects.open_stream(settings)
 
     def close(self) -> None:
         self.plans.forget()

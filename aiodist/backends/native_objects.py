@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodist.backends.algorithm_choice import Operations
 from aiodist.backends.gradual_copy import copy_gradually, load_gradually, run_gradually
-from aiodist.backends.native_streams import Stream, Streams
+from aiodist.backends.native_streams import Streams
 from aiodist.backends.object_messages import ObjectMessages, Packing
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import open_buffer
@@ -20,6 +20,7 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
 from aiodist.collectives.scatter_linear import scatter_new
 from aiodist.completion import T
+from aiodist.groups.collective_backend import ObjectStream, StreamSettings
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import RecvObject, SendObject
@@ -71,11 +72,9 @@ class NativeObjects:
         }
         """By the kind of the operation."""
 
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> Stream:
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
         """As `CollectiveBackend.open_stream`."""
-        return self._streams.open(peer, tag, window, max_bytes, allow_pickle)
+        return self._streams.open(settings)
 
     def _agree(self, operation: Agree, timeout: float | None) -> Work[None]:
         # Always aiodist's own algorithm: its messages carry the digest, and compare it.

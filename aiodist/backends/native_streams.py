@@ -34,7 +34,7 @@ from aiodist.errors import (
     StreamClosedError,
     summary_of,
 )
-from aiodist.groups.collective_backend import ObjectStream
+from aiodist.groups.collective_backend import ObjectStream, StreamSettings
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
@@ -60,27 +60,22 @@ class Stream(ObjectStream):
         group: GroupEngine,
         messages: ObjectMessages,
         codec: ObjectCodec,
-        peer: int,
-        tag: int,
-        window: int,
-        max_bytes: int,
-        allow_pickle: bool,
+        settings: StreamSettings,
     ) -> None:
-        """Arguments as for `aiodist.open_stream`; ``peer`` is a group rank."""
         self._group = group
         self._messages = messages
         self._codec = codec
-        self._to = group.ranks[peer]
-        self._peer = peer
-        self._key: Key = (STREAM, group.id, tag)
-        self._allow_pickle = allow_pickle
+        self._to = group.ranks[settings.peer]
+        self._peer = settings.peer
+        self._key: Key = (STREAM, group.id, settings.tag)
+        self._allow_pickle = settings.allow_pickle
         self._error: BaseException | None = None  # that of the group, or of the peer
         # receiving
-        self._window = window
-        self._max_bytes = max_bytes
+        self._window = settings.window
+        self._max_bytes = settings.max_bytes
         self._buffer: deque[tuple[Parcel | memoryview | bytes, int]] = deque()
-        self._room = window  # items that the peer may still send
-        self._room_bytes = max_bytes
+        self._room = settings.window  # items that the peer may still send
+        self._room_bytes = settings.max_bytes
         self._owed_items = 0  # read, and not yet returned to the peer as credit
         self._owed_bytes = 0
         self._readers: deque[asyncio.Future[None]] = deque()
@@ -411,17 +406,16 @@ class Streams:
         # keeps it: tags may be numbers that never come again.
         self._last: WeakValueDictionary[tuple[int, int], Stream] = WeakValueDictionary()
 
-    def open(self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool) -> Stream:
-        """Open a stream with group rank ``peer``. Raises InvalidUsageError if one is open."""
+    def open(self, settings: StreamSettings) -> Stream:
+        """Open a stream. Raises InvalidUsageError if one with the same peer and tag is open."""
+        peer, tag = settings.peer, settings.tag
         last = self._last.get((peer, tag))
         if last is not None and not last.is_closed:
             raise InvalidUsageError(
                 f"a stream with rank {self._group.ranks[peer]} and tag {tag} is open: close it "
                 "first, or pass another tag"
             )
-        stream = Stream(
-            self._group, self._messages, self._codec, peer, tag, window, max_bytes, allow_pickle
-        )
+        stream = Stream(self._group, self._messages, self._codec, settings)
         stream.start(None if last is None or last.over.done else last.over)
         self._last[peer, tag] = stream
         return stream

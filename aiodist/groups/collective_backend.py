@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiodist.completion import T
 from aiodist.deadline import Deadline
@@ -73,6 +73,16 @@ class ObjectStream(ABC):
         """
 
 
+class StreamSettings(NamedTuple):
+    """What `aiodist.open_stream` was called with; ``peer`` is a group rank."""
+
+    peer: int
+    tag: int
+    window: int
+    max_bytes: int
+    allow_pickle: bool
+
+
 class CollectiveBackend(ABC):
     """Starts the operations of one group."""
 
@@ -116,7 +126,5 @@ class CollectiveBackend(ABC):
         """Raise what a send of this tensor would raise, or, where ``writable``, a receive."""
 
     @abstractmethod
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> ObjectStream:
-        """Open a stream with rank ``peer``; the arguments are those of `aiodist.open_stream`."""
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
+        """Open a stream to another rank."""

@@ -13,12 +13,11 @@ from aiodist.backends.devices.area_exchange import DevicePlan, exchange
 from aiodist.backends.devices.areas import HALF, Areas
 from aiodist.backends.devices.within import native_within
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.native_streams import Stream
 from aiodist.backends.polling import until
 from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.completion import T
 from aiodist.groups.argument_checks import Members
-from aiodist.groups.collective_backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Opened, Operation, Tensor
@@ -64,10 +63,8 @@ class DeviceBackend(CollectiveBackend):
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self._through_host.check_tensor(tensor, writable=writable)
 
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> Stream:
-        return self._through_host.open_stream(peer, tag, window, max_bytes, allow_pickle)
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
+        return self._through_host.open_stream(settings)
 
     def start(
         self, operation: Operation[T], timeout: float | None = None

@@ -13,11 +13,10 @@ from aiodist.backends.mpi.mpi_operations import MpiOperations
 from aiodist.backends.mpi.poller import Poller
 from aiodist.backends.mpi.reductions import MpiReduction
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.native_streams import Stream
 from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
-from aiodist.groups.collective_backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Message
 from aiodist.groups.operation import Operation, Tensor
@@ -143,11 +142,9 @@ class MpiBackend(CollectiveBackend):
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self._native.check_tensor(tensor, writable=writable)
 
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> Stream:
-        self._messenger.check_tag(tag)
-        return self._native.open_stream(peer, tag, window, max_bytes, allow_pickle)
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
+        self._messenger.check_tag(settings.tag)
+        return self._native.open_stream(settings)
 
 
 def _in_mpi(ours: Reduction, op: ReduceOp, dtype: DType) -> MpiReduction:

@@ -11,7 +11,6 @@ import torch.distributed as torch_dist
 
 from aiodist.backends.algorithm_choice import AlgorithmChoice
 from aiodist.backends.native_objects import NativeObjects, Start
-from aiodist.backends.native_streams import Stream
 from aiodist.backends.sends import Sends
 from aiodist.backends.torch_groups.collecting import (
     OpenedCall,
@@ -26,7 +25,7 @@ from aiodist.backends.torch_groups.reduce_ops import Change, Reducing, reducing
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.completion import T
 from aiodist.deadline import Deadline
-from aiodist.groups.collective_backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Operation, Tensor
@@ -76,10 +75,8 @@ class TorchBackend(CollectiveBackend):
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self._messages.check_tensor(tensor, writable=writable)
 
-    def open_stream(
-        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
-    ) -> Stream:
-        return self._objects.open_stream(peer, tag, window, max_bytes, allow_pickle)
+    def open_stream(self, settings: StreamSettings) -> ObjectStream:
+        return self._objects.open_stream(settings)
 
     def start(
         self, operation: Operation[T], timeout: float | None = None
