@@ -125,9 +125,7 @@ def gloo_built() -> bool:
     return True
 
 
-def gloo_enabled() -> bool:
-    """Return True, as `gloo_built`."""
-    return True
+gloo_enabled = gloo_built
 
 
 def mpi_built() -> bool:
@@ -135,14 +133,7 @@ def mpi_built() -> bool:
     return False
 
 
-def mpi_enabled() -> bool:
-    """Return False, as `mpi_built`."""
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    """Return False, as `mpi_built`."""
-    return False
+mpi_enabled = mpi_threads_supported = mpi_built
 
 
 def nccl_built() -> bool:
