@@ -68,7 +68,8 @@ class GroupEngine(Messaging):
     ) -> None:
         """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
         super().__init__(world, name, ranks, backend_name, timeout, settings)
-        self._next = 0
+        self.n_started = 0
+        """How many collectives have started on this rank."""
         self._active: dict[int, Work[Any]] = {}
         self._failures: dict[int, DistError] = {}  # of collectives that have not started here
         self._heard: set[int] = set()  # failures of collectives that all the others know
@@ -115,8 +116,8 @@ class GroupEngine(Messaging):
         carries it, where not the group's own. Raises what closed or broke the group.
         """
         self._check_open()
-        sequence = self._next
-        self._next = sequence + 1
+        sequence = self.n_started
+        self.n_started = sequence + 1
         context = CollectiveContext(self, messenger or self.messenger, sequence, fingerprint)
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[T] = Work(self.world.loop, context, record)
@@ -156,7 +157,7 @@ class GroupEngine(Messaging):
         memory in ``given``, held as long as that is used. It needs no running loop where another thread
         drives the engine.
         """
-        communicator, sequence = self.communicator, self._next
+        communicator, sequence = self.communicator, self.n_started
         if (
             communicator is None
             # As long as another operation has the communicator, or waits for it, the last has not ended.
@@ -186,7 +187,7 @@ class GroupEngine(Messaging):
         if waiting is not None:
             body = operation.run_to_end(waiting, owner)
             return self._take_up(operation, fingerprint, body, timeout)
-        self._next = sequence + 1
+        self.n_started = sequence + 1
         self._finished.ring[sequence % REMEMBERED] = sequence, fingerprint
         return self.world.recorder.ended(self.label, sequence, fingerprint, created)
 
@@ -199,7 +200,7 @@ class GroupEngine(Messaging):
     ) -> Work[None]:
         """Go on with what `start_plan` has begun, and what has to wait now, as `collective` does."""
         sequence, self._idle = operation.sequence, None
-        self._next = sequence + 1
+        self.n_started = sequence + 1
         context = CollectiveContext(self, self.messenger, sequence, fingerprint)
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[None] = Work(self.world.loop, context, record)
@@ -226,7 +227,7 @@ class GroupEngine(Messaging):
     def is_over(self, sequence: int) -> bool:
         if self.successor is not None:
             return True
-        return sequence < self._next and sequence not in self._active
+        return sequence < self.n_started and sequence not in self._active
 
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
@@ -266,7 +267,7 @@ class GroupEngine(Messaging):
     def present(self, sequence: int) -> tuple[bool, str]:
         """Return whether that collective has started on this rank, and which one it finished last."""
         last = self._finished.last()
-        return sequence < self._next, "" if last is None else f"{last[1]}, operation {last[0]}"
+        return sequence < self.n_started, "" if last is None else f"{last[1]}, operation {last[0]}"
 
     def last_in_memory(self, rank: int) -> str:
         """Return what collective in shared memory global rank ``rank`` finished last; empty where none."""
@@ -310,7 +311,7 @@ class GroupEngine(Messaging):
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             return trouble
-        if self._disputed is not None and self._disputed[0] == self._next - 1:
+        if self._disputed is not None and self._disputed[0] == self.n_started - 1:
             return self._disputed[1]
         found = None if self.communicator is None else self.communicator.left_unread()
         if found is None:
@@ -346,7 +347,7 @@ class GroupEngine(Messaging):
         elif work is not None:
             self._heard.add(sequence)
             work._fail(error)
-        elif sequence >= self._next:
+        elif sequence >= self.n_started:
             self._failures.setdefault(sequence, error)
         else:
             if self._finished.pop(sequence) is not None:
@@ -375,11 +376,6 @@ class GroupEngine(Messaging):
     def is_busy(self) -> bool:
         """Whether an operation is under way."""
         return bool(self._active or self._messages)
-
-    @property
-    def n_started(self) -> int:
-        """How many collectives have started on this rank."""
-        return self._next
 
     def under_way(self) -> list[Work[Any]]:
         """Return everything that has not ended. Any thread."""

@@ -202,17 +202,18 @@ CompletedRecord = tuple[int, GroupLabel, int, Agreement | Facts, int, int]
 class Recorder:
     """The last ``size`` operations of one rank. Call `begin` in the loop's thread, the rest in any."""
 
-    __slots__ = ("_number", "_ring", "_size")
+    __slots__ = ("_ring", "_size", "count")
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self._size = size
         self._ring: list[Record | CompletedRecord | None] = [None] * size
-        self._number = 0
+        self.count = 0
+        """How many operations were begun."""
 
     def begin(self, group: GroupLabel, sequence: int, what: Agreement | Facts) -> Record:
         """Record an operation that is called now."""
-        number = self._number
-        self._number = number + 1
+        number = self.count
+        self.count = number + 1
         record = Record(number, group, sequence, what, monotonic_ns())
         self._ring[number % self._size] = record
         return record
@@ -221,16 +222,11 @@ class Recorder:
         self, group: GroupLabel, sequence: int, what: Agreement | Facts, created: int
     ) -> CompletedRecord:
         """Record an operation that was called at ``created`` and has completed successfully."""
-        number = self._number
-        self._number = number + 1
+        number = self.count
+        self.count = number + 1
         ended = number, group, sequence, what, created, monotonic_ns()
         self._ring[number % self._size] = ended
         return ended
-
-    @property
-    def count(self) -> int:
-        """Return how many operations were begun."""
-        return self._number
 
     def records(self) -> list[Record]:
         """Return the remembered records, oldest first."""
@@ -239,7 +235,7 @@ class Recorder:
 
     def latest(self, count: int) -> list[Record]:
         """Return the last ``count`` records, newest first."""
-        end = self._number
+        end = self.count
         places = range(end - 1, max(end - 1 - min(count, self._size), -1), -1)
         found = [self._ring[number % self._size] for number in places]
         return [opened(record) for record in found if record is not None]

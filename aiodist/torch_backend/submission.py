@@ -83,7 +83,7 @@ class Operation:
     Errors, those of arguments too, come with `wait` and `error`.
     """
 
-    __slots__ = ("_done", "_error", "_gate", "_on_end", "_post", "_start", "_work")
+    __slots__ = ("_error", "_gate", "_on_end", "_post", "_start", "_work", "done")
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class Operation:
         self._start = start
         self._on_end = on_end
         self._work: Started | None = None
-        self._done = False
+        self.done = False
+        """Whether it has completed or failed."""
         self._error: BaseException | None = None
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -119,7 +120,7 @@ class Operation:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()
-        self._done = True
+        self.done = True
         self._gate.release()
 
     def _run(self) -> None:
@@ -135,14 +136,9 @@ class Operation:
     # -- any thread
 
     @property
-    def done(self) -> bool:
-        """Return whether it has completed or failed."""
-        return self._done
-
-    @property
     def error(self) -> BaseException | None:
         """Return its error; None while it runs or after success."""
-        return self._error if self._done else None
+        return self._error if self.done else None
 
     def source_rank(self) -> int:
         """Return the global rank whose message a receive got. Raises InvalidUsageError for the others."""
@@ -152,7 +148,7 @@ class Operation:
 
     def block(self, seconds: float | None = None) -> None:
         """Wait for the end. After ``seconds`` the operation itself fails, on all its ranks."""
-        if self._done:
+        if self.done:
             return
         if seconds is None or seconds > threading.TIMEOUT_MAX:
             self._gate.acquire()
