@@ -57,9 +57,7 @@ class TorchWork(c10d.Work):
         """Wait until the data is there. The same as `wait`."""
         self.wait()
 
-    def block_current_stream(self) -> None:
-        """Wait until the data is there. The same as `wait`."""
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Return whether it has completed or failed."""
