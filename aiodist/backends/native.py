@@ -109,7 +109,7 @@ class NativeBackend(CollectiveBackend):
         open_buffer(tensor, "tensor", writable=writable)
 
     def open_stream(self, settings: StreamSettings) -> ObjectStream:
-        return self._objects.open_stream(settings)
+        return self._objects.streams.open(settings)
 
     def close(self) -> None:
         self.plans.forget()

@@ -20,7 +20,6 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
 from aiodist.collectives.scatter_linear import scatter_new
 from aiodist.completion import T
-from aiodist.groups.collective_backend import ObjectStream, StreamSettings
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import RecvObject, SendObject
@@ -58,7 +57,7 @@ class NativeObjects:
         self._run = run
         self._codec = ObjectCodec([TensorExtension()], current_types())
         self._messages = ObjectMessages(group, sends, self._codec)
-        self._streams = Streams(group, self._messages, self._codec)
+        self.streams = Streams(group, self._messages, self._codec)
         self.starts: Mapping[str, Start] = {
             Agree.kind: self._agree,
             BroadcastNew.kind: self._broadcast_new,
@@ -71,10 +70,6 @@ class NativeObjects:
             RecvObject.kind: self._messages.recv,
         }
         """By the kind of the operation."""
-
-    def open_stream(self, settings: StreamSettings) -> ObjectStream:
-        """As `CollectiveBackend.open_stream`."""
-        return self._streams.open(settings)
 
     def _agree(self, operation: Agree, timeout: float | None) -> Work[None]:
         # Always aiodist's own algorithm: its messages carry the digest, and compare it.

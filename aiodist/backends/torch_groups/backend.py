@@ -76,7 +76,7 @@ class TorchBackend(CollectiveBackend):
         self._messages.check_tensor(tensor, writable=writable)
 
     def open_stream(self, settings: StreamSettings) -> ObjectStream:
-        return self._objects.open_stream(settings)
+        return self._objects.streams.open(settings)
 
     def start(
         self, operation: Operation[T], timeout: float | None = None
