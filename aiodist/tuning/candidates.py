@@ -87,8 +87,8 @@ async def shares(group: GroupEngine) -> bool:
 def hosts_candidates(operation: str, topology: HostTopology, nbytes: int) -> list[Choice]:
     """Every way to run ``operation`` on ``nbytes`` (as `select` counts them) over ``topology``.
 
-    Of one that goes in pieces, each length that cuts the data differently. What would run as if
-    there were no hosts is none.
+    Of one that goes in pieces, each length that cuts the data differently. A choice that would run
+    as if there were no hosts is left out.
     """
     found = []
     for known, name in CROSSINGS:
