@@ -167,10 +167,10 @@ class Launcher:
             self._start(place)
 
     def _start(self, place: Place, *, replacement: bool = False) -> None:
-        """Start a rank, unless a signal has come."""
+        """Start a rank, unless a signal has come or the output is lost."""
         self._is_starting = True  # the rank is not in `_ranks` yet, so a signal would miss it
         try:
-            if self._signal is not None:
+            if not self._may_go_on:
                 return
             if place.host is None:
                 self._start_here(place, replacement=replacement)
@@ -479,9 +479,8 @@ class Launcher:
                 self._console.close()
             else:
                 self._console.flush()
-        except OSError:  # the reader has gone, the terminal has hung up, or the disk is full
-            self._output_lost = True
-            self._stop(signal.SIGTERM)
+        except OSError:
+            self._lose_output()
 
     def _conclude(self) -> int:
         if self._signal is not None:
@@ -525,8 +524,13 @@ class Launcher:
             try:
                 self._outlets.release()
                 self._console.say(text)
-            except OSError:  # as in `_write_out`
-                self._output_lost = True
+            except OSError:
+                self._lose_output()
+
+    def _lose_output(self) -> None:
+        """End the ranks: the output's reader has gone, the terminal has hung up, or the disk is full."""
+        self._output_lost = True
+        self._stop(signal.SIGTERM)
 
 
 def run_job(spec: JobSpec, *, stdout: int = 1, stderr: int = 2) -> int:

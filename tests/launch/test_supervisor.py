@@ -472,6 +472,19 @@ def test_a_reader_that_went_away_ends_the_job(sandbox, run_command):
     assert job.wait(sandbox.limit) == 141
 
 
+def test_no_rank_starts_if_the_launchers_first_line_has_no_reader(sandbox, run_command):
+    """That line says that each rank has one thread."""
+    script = sandbox.script("open('started', 'w')\n" + WAIT)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        job = sandbox.start(*run_command, "-n", "2", script, stderr=writer)
+    finally:
+        os.close(writer)
+    assert job.wait(sandbox.limit) == 141
+    assert not (sandbox.folder / "started").exists()
+
+
 SAVE = (
     "def save(n, f):\n"
     "    os.write(1, b'saves\\n')\n"
