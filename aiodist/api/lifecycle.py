@@ -74,7 +74,8 @@ async def init_process_group(
     """Meet the other ranks and make the default group. It returns when all of them are there.
 
     Cancelled or failed, it leaves nothing open, the ranks that wait for this one are told, and it
-    may be called again.
+    may be called again. With a `MemoryStore` or a store of torch they are not told, and wait until
+    ``init_timeout``.
 
     Args:
         backend: "aiodist" (the default), which "gloo" names too, "mpi", "nccl", or one for each
