@@ -57,7 +57,7 @@ async def resolve(
 
 
 def listen(host: str, port: int, addresses: list[Address]) -> list[socket.socket]:
-    """Return sockets that listen at all ``addresses`` of ``host``, on one port (0: any free one).
+    """Return sockets that listen at each of ``addresses`` of ``host``, on one port (0: any free one).
 
     An address whose family this machine lacks is skipped while another one works. If it raises
     DistStoreError, it leaves nothing open.

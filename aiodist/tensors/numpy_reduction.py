@@ -150,9 +150,9 @@ _OF_ONE: Mapping[tuple[Any, str], Callable[..., object]] = MappingProxyType(
 )
 """What makes one number of two, by the ufunc that does and the dtype: float32 and float64.
 
-A loss, a norm: Python itself is done before a ufunc has looked at its arguments. The bits are the same.
-It computes with doubles; a sum or product of two float32 that is rounded to double and then to float32
-is what it is when rounded to float32 at once (Figueroa, "When is double rounding innocuous?", 1995).
+A loss, a norm: Python itself is done before a ufunc has looked at its arguments. The bits are the same,
+although Python computes with doubles. A sum or product of two float32 may be rounded to double before it
+is rounded to float32 (Figueroa, "When is double rounding innocuous?", 1995).
 Each NaN becomes the same one. Python would take the first or the second of two NaNs, by how often it has
 executed the line, and ranks differ in that.
 """

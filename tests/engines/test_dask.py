@@ -98,17 +98,27 @@ def test_data_that_failed_or_is_no_future_is_refused(engine: Any, dask_client: A
 
 
 def test_the_port_of_a_rank_that_never_began_is_given_back(engine: Any, dask_client: Any) -> None:
+    from distributed import Event
+
     first, *_ = dask_client.nthreads()
     before = dask_client.run(_held_ports, workers=[first])[first]
-    busy = dask_client.submit(time.sleep, 3, workers=[first], pure=False)
+    free = Event(client=dask_client)
+    busy = dask_client.submit(_wait_for, free.name, workers=[first], pure=False)
     futures = engine.submit(dask_client, ranks.fail_without_meeting, 1)
     assert dask_client.run(_held_ports, workers=[first])[first] == before + 1
     dask_client.cancel(futures)
+    free.set()
     busy.result()
     until = time.monotonic() + scaled(20)
     while dask_client.run(_held_ports, workers=[first])[first] != before:
         assert time.monotonic() < until, "the port is still held"
         time.sleep(0.1)
+
+
+def _wait_for(event: str) -> None:
+    from distributed import Event
+
+    Event(event).wait()
 
 
 def _held_ports() -> int:

@@ -14,6 +14,7 @@ import torch
 
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
+from tests.limits import until
 
 TRANSPORTS = ["inproc", "tcp", "shm"]
 MIB = 1 << 20
@@ -124,15 +125,15 @@ async def test_a_peer_that_sends_more_bytes_than_the_receiver_buffers_fails_the_
     async def on_rank(rank: int) -> None:
         stream = dist.open_stream(1 - rank, max_bytes=3 * size)
         if rank == 0:
-            await has_failed.wait()
+            await until(lambda: stream._error is not None)  # type: ignore[attr-defined]
+            has_failed.set()
             with pytest.raises(dist.DistNetworkError, match="rank 1 sent more into a stream"):
                 assert [await anext(stream) for _ in range(8)]
             return
         await stream.send(0)
         stream._bytes = 1 << 40  # type: ignore[attr-defined]  # as if it ignored the limit
         sends = [asyncio.ensure_future(stream.send(b"x" * size)) for _ in range(7)]
-        await asyncio.sleep(0.2)
-        has_failed.set()
+        await has_failed.wait()
         for send in sends:
             send.cancel()
         await asyncio.wait(sends)
@@ -353,7 +354,7 @@ async def test_a_block_that_is_cancelled_while_it_closes_gives_the_stream_up() -
         async with dist.open_stream(1) as stream:
             waiting.append(asyncio.ensure_future(stream.send([1, 2])))
             waiting.append(asyncio.ensure_future(stream.send(3)))
-            await asyncio.sleep(0.05)
+            await waiting[0]  # the other one waits for room
 
     await run_ranks(2, on_rank, timeout=20)
 
