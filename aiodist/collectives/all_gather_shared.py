@@ -46,7 +46,7 @@ def all_gather_chunks(
     rank = shm.rank
     others = others_of(rank, shm.size) if readers is None or rank in readers else []
     width = shm.chunk_bytes
-    steps = max(segments_of(len(block), width) for block in blocks)
+    steps = segments_of(max(map(len, blocks)), width)
     for step in range(steps + 1):
         if step < steps:
             part = blocks[rank][step * width : (step + 1) * width]

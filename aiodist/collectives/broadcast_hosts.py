@@ -58,28 +58,26 @@ async def broadcast_chain(hosts: MultiHostContext, root: int, data: memoryview, 
     if not hosts.crosses:
         await _in_stripes(hosts, root, data, pieces, None)
         return
-    channel, home, size = hosts.across, hosts.topology.host_of(root), len(hosts.topology.hosts)
-    mine = [stripes[hosts.intra_host.rank] for stripes in pieces]
-    place = (channel.rank - home) % size
+    intra_host, channel, size = hosts.intra_host, hosts.across, len(hosts.topology.hosts)
+    place = (channel.rank - hosts.topology.host_of(root)) % size
+    parts = [] if place else cut(data, 1, len(pieces))
     before, after = (channel.rank - 1) % size, (channel.rank + 1) % size
+    mine = [stripes[intra_host.rank] for stripes in pieces]
     receives: list[Pending[None]] = []
     sends: list[Pending[None]] = []
-
-    def post(end: int) -> None:
+    for number, stripe in enumerate(mine):
         if place:
-            receives.extend(channel.recv(before, stripe) for stripe in mine[len(receives) : end])
-
-    async def across(number: int) -> None:
-        post(number + 1 + WINDOW)
-        if place:
+            ahead = mine[len(receives) : number + 1 + WINDOW]
+            receives.extend(channel.recv(before, later) for later in ahead)
             await receives[number]
-        if place < size - 1:
+        else:
+            await intra_host.broadcast(hosts.number_of(root), parts[number])
+        if place < size - 1:  # the piece leaves before this rank works at it
             if number >= WINDOW:  # the root would otherwise queue all of its data at once
                 await sends[number - WINDOW]
-            sends.append(channel.send(after, mine[number]))
-
-    post(WINDOW)
-    await _in_stripes(hosts, root, data, pieces, across)
+            sends.append(channel.send(after, stripe))
+        if place:
+            await intra_host.all_gather(pieces[number])
     for sent in sends[-WINDOW:]:
         await sent
 

@@ -16,7 +16,7 @@ class HostTopology:
     column c: the ranks that talk to each other between hosts.
     """
 
-    __slots__ = ("columns", "hosts")
+    __slots__ = ("_host_of", "columns", "hosts")
 
     def __init__(self, names: Sequence[object]) -> None:
         """``names``: of each rank's host, by rank."""
@@ -25,10 +25,12 @@ class HostTopology:
             by_name.setdefault(name, []).append(rank)
         self.hosts = tuple(tuple(ranks) for ranks in by_name.values())
         self.columns = min(map(len, self.hosts))
+        numbers = {name: number for number, name in enumerate(by_name)}
+        self._host_of = [numbers[name] for name in names]
 
     def host_of(self, rank: int) -> int:
         """The number of the host of ``rank``."""
-        return next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        return self._host_of[rank]
 
     def column(self, number: int) -> list[int]:
         """The ranks of a column, by host."""

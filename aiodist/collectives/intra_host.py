@@ -16,8 +16,9 @@ from aiodist.collectives.all_gather_shared import all_gather_chunks
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.all_to_all_shared import all_to_all_shared
 from aiodist.collectives.barrier_slots import barrier_slots
-from aiodist.collectives.broadcast_shared import broadcast_chunks
+from aiodist.collectives.broadcast_shared import PIECE_BYTES, BroadcastSlots, broadcast_chunks
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.operations import Run
 from aiodist.collectives.pipeline import ReusedScratch
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduce_slots import ReduceSlots
@@ -38,20 +39,20 @@ class IntraHost(Protocol):
     rank: int
     size: int
 
-    async def barrier(self) -> None: ...
+    def barrier(self) -> Run: ...
 
-    async def broadcast(self, root: int, data: memoryview) -> None: ...
+    def broadcast(self, root: int, data: memoryview) -> Run: ...
 
-    async def reduce(self, root: int, data: memoryview, op: Reduction) -> None: ...
+    def reduce(self, root: int, data: memoryview, op: Reduction) -> Run: ...
 
-    async def all_gather(self, blocks: Blocks) -> None: ...
+    def all_gather(self, blocks: Blocks) -> Run: ...
 
-    async def gather(self, root: int, blocks: Blocks) -> None:
+    def gather(self, root: int, blocks: Blocks) -> Run:
         """As all_gather, and only ``root``'s blocks are filled. All know all lengths."""
 
-    async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None: ...
+    def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> Run: ...
 
-    async def all_to_all(self, inputs: Blocks, outputs: Blocks) -> None:
+    def all_to_all(self, inputs: Blocks, outputs: Blocks) -> Run:
         """The only stretch of its operation."""
 
 
@@ -101,57 +102,60 @@ class IntraHostMessages:
 class IntraHostShm:
     """Over a `ShmContext` of two ranks or more.
 
-    A first stretch that reduces little data uses the slots, which an operation has once; all others
-    use chunks. No rank reads a chunk of another before it has looked at that one's slot, which says
-    what operation it is in.
+    A first stretch that reduces or broadcasts little data uses the slots, which an operation has
+    once; all others use chunks. No rank reads a chunk of another before it has looked at that one's
+    slot, which says what operation it is in.
     """
 
     def __init__(self, shm: ShmContext) -> None:
         self.rank = shm.rank
         self.size = shm.size
         self._shm = shm
-        self._begun = False  # this rank has published its slot
+        self._begun = False  # a stretch has, which has taken the slots
         self._known: set[int] = {shm.rank}  # whose slots have been read
 
-    async def barrier(self) -> None:
-        await self._run(barrier_slots(self.rank, self.size), None)
+    def barrier(self) -> Run:
+        return self._run(barrier_slots(self.rank, self.size), None)
 
-    async def broadcast(self, root: int, data: memoryview) -> None:
-        await self._in_chunks([root], lambda shm, _: broadcast_chunks(shm, root, data))
+    def broadcast(self, root: int, data: memoryview) -> Run:
+        rank, size, nbytes = self.rank, self.size, len(data)
+        if self._begun or nbytes > min(PIECE_BYTES, self._shm.slot_bytes):
+            return self._in_chunks([root], lambda shm, _: broadcast_chunks(shm, root, data))
+        exchange = BroadcastSlots(rank, size, nbytes, root)
+        return self._run(exchange, DataView(data))
 
-    async def reduce(self, root: int, data: memoryview, op: Reduction) -> None:
+    def reduce(self, root: int, data: memoryview, op: Reduction) -> Run:
         rank, size, nbytes = self.rank, self.size, len(data)
         if self._begun or nbytes > self._shm.slot_bytes:
-            await self._in_chunks(range(size), lambda shm, _: reduce_stripes(shm, root, data, op))
-            return
-        exchange = ReduceSlots(rank, size, nbytes, root, op, root_publishes=True)
-        await self._run(exchange, DataView(data))
+            return self._in_chunks(range(size), lambda shm, _: reduce_stripes(shm, root, data, op))
+        exchange = ReduceSlots(rank, size, nbytes, root, op)
+        return self._run(exchange, DataView(data))
 
-    async def all_gather(self, blocks: Blocks) -> None:
-        await self._in_chunks(range(self.size), lambda shm, _: all_gather_chunks(shm, blocks))
+    def all_gather(self, blocks: Blocks) -> Run:
+        return self._in_chunks(range(self.size), lambda shm, _: all_gather_chunks(shm, blocks))
 
-    async def gather(self, root: int, blocks: Blocks) -> None:
+    def gather(self, root: int, blocks: Blocks) -> Run:
         sources = range(self.size) if self.rank == root else ()
-        await self._in_chunks(sources, lambda shm, _: all_gather_chunks(shm, blocks, (root,)))
+        return self._in_chunks(sources, lambda shm, _: all_gather_chunks(shm, blocks, (root,)))
 
-    async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
-        await self._in_chunks(
+    def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> Run:
+        return self._in_chunks(
             range(self.size), lambda shm, _: reduce_scatter_chunks(shm, blocks, out, op)
         )
 
-    async def all_to_all(self, inputs: Blocks, outputs: Blocks) -> None:
-        await all_to_all_shared(self._shm, inputs, outputs)
+    def all_to_all(self, inputs: Blocks, outputs: Blocks) -> Run:
+        return all_to_all_shared(self._shm, inputs, outputs)
 
     # -- inside
 
-    async def _in_chunks(
+    def _in_chunks(
         self, sources: Sequence[int], steps: Callable[[ShmLayout, None], Iterator[Step]]
-    ) -> None:
+    ) -> Run:
         """Take ``steps``, which read chunks of ``sources``."""
         reads = [(rank, -1) for rank in sources if rank not in self._known]
-        await self._run(InChunks(self.rank, self.size, steps, reads), None)
+        return self._run(InChunks(self.rank, self.size, steps, reads), None)
 
-    async def _run(self, exchange: Exchange[T], given: T) -> None:
+    def _run(self, exchange: Exchange[T], given: T) -> Run:
         self._begun = True
         self._known.update(rank for rank, _ in exchange.reads)
-        await self._shm.run(exchange, given)
+        return self._shm.run(exchange, given)

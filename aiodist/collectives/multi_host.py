@@ -33,9 +33,10 @@ class MultiHostContext:
         self.rules = rules
         self.host = topology.host_of(channel.rank)
         """The number of this rank's host."""
-        here = SubChannel(channel, topology.hosts[self.host])
         self.intra_host: IntraHost = (
-            IntraHostMessages(here, scratch, rules) if shm is None else IntraHostShm(shm)
+            IntraHostMessages(SubChannel(channel, topology.hosts[self.host]), scratch, rules)
+            if shm is None
+            else IntraHostShm(shm)
         )
 
     @property

@@ -31,14 +31,10 @@ class ReduceSlots(ReducingSlots[DataView]):
         root: int,
         reduce: Reduction,
         last: Last | None = None,
-        *,
-        root_publishes: bool = False,
     ) -> None:
-        """``root_publishes``: an empty slot, where others are to see that it is in the operation."""
         is_root = rank == root
         reads = all_others(rank, size, nbytes) if is_root else ()
-        own = (0 if root_publishes else -1) if is_root else nbytes
-        super().__init__(rank, size, own, reads, reduce, last)
+        super().__init__(rank, size, -1 if is_root else nbytes, reads, reduce, last)
         self._length = nbytes
 
     def fill(self, slot: memoryview, given: DataView) -> None:

@@ -123,9 +123,9 @@ class ShmContext(ShmLayout, Protocol):
     def run(self, exchange: Exchange[T], given: T) -> Coroutine[Any, Any, None]:
         """Carry out ``exchange``, and its steps in chunks.
 
-        An operation over several hosts calls this for each of its stretches. The first one publishes a
-        slot. Later ones publish none, and their steps are numbered on from those before. Raises what a
-        `Channel` raises; afterwards the algorithm does not use the memory any more.
+        An operation over several hosts calls this for each of its stretches. A rank publishes a slot in
+        the first one in which it has any, and none in later ones. Their steps are numbered on from those
+        before. Raises what a `Channel` raises; afterwards the algorithm does not use the memory any more.
         """
 
 

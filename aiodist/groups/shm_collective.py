@@ -75,6 +75,7 @@ class ShmCollective:
         "_base",
         "_chunks",
         "_chunks_before",
+        "_end",
         "_exchange",
         "_given",
         "_has_published",
@@ -89,6 +90,7 @@ class ShmCollective:
         "_words",
         "communicator",
         "context",
+        "depth",
         "first",
         "meta",
         "sequence",
@@ -334,7 +336,7 @@ class ShmCollective:
         """See `ShmContext.run`."""
         self._exchange, self._given = exchange, given
         self._at = 0 if self._has_published else _UNPUBLISHED
-        self._has_published = True
+        self._has_published = self._has_published or exchange.nbytes >= 0
         if self._run is not None:
             self.first += self._run.released
             self._run = None
@@ -385,10 +387,6 @@ class ShmCollective:
         return self.communicator.shape.chunk_bytes
 
     @property
-    def depth(self) -> int:
-        return self.communicator.shape.depth
-
-    @property
     def crowded(self) -> bool:
         return self.communicator.shape.crowded
 
@@ -404,8 +402,9 @@ class ShmCollective:
         communicator = self.communicator
         self._mine, self._words = communicator.mine, communicator.words
         self._peers, self._chunks = communicator.peers, communicator.chunks
+        self._end, self.depth = self.end, communicator.shape.depth
         if not self.first:
-            self._chunks_before = communicator.chunks_before(self.end)
+            self._chunks_before = communicator.chunks_before(self._end)
         self._run = run = ScheduleRun(self, exchange.schedule(self, slots, given))
         return run
 
@@ -413,7 +412,7 @@ class ShmCollective:
         self._since = perf_counter()
         if self.context is None:
             self._turn_seconds = TURN_SECONDS if caller_overlaps.get() else DRIVE_SECONDS
-        self.communicator.use_chunks(self.end)
+        self.communicator.use_chunks(self._end)
 
     def _advance_steps(self) -> Pending[None] | None:
         run = self._run
@@ -428,7 +427,7 @@ class ShmCollective:
             if words[PROGRESS] < self._chunks_before:
                 return False
         # The others may read it from now on, whatever becomes of this operation here.
-        self.communicator.use_chunks(self.end)
+        self.communicator.use_chunks(self._end)
         return True
 
     def free(self, step: int) -> Pending[None]:
@@ -449,12 +448,12 @@ class ShmCollective:
 
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
         low, tag = self._base + 2 * step + 1 + phase, CHUNK_TAGS[step % self.depth]
-        if low <= self._words[rank][tag] <= self.end:
+        if low <= self._words[rank][tag] <= self._end:
             return _HERE
-        return self._until(rank, tag, low, self.end)
+        return self._until(rank, tag, low, self._end)
 
     def release(self, steps: int) -> None:
-        self.communicator.advance(min(self._base + steps, self.end - 1))
+        self.communicator.advance(min(self._base + steps, self._end - 1))
 
     def turn(self) -> Pending[None]:
         now = perf_counter()

@@ -64,8 +64,8 @@ def test_the_tag_goes_first_and_comes_last() -> None:
 def test_a_chunk_is_free_when_all_ranks_have_released_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if one does so while it is looked for, and another one does not."""
     areas = [memoryview(bytearray(CONTROL_BYTES)).cast("Q") for _ in range(3)]
-    shm = ShmCollective(SimpleNamespace(shape=SimpleNamespace(depth=4)))  # type: ignore[arg-type]
-    shm._chunks_before, shm._base = 9, 100 << STEP_BITS
+    shm = ShmCollective(SimpleNamespace())  # type: ignore[arg-type]
+    shm.depth, shm._chunks_before, shm._base = 4, 9, 100 << STEP_BITS
     shm._peers = [*enumerate(areas)]
     asked: list[int] = []
     came, absent = completed(None), Pending[None]()
