@@ -37,7 +37,7 @@ from aiodist.collectives.reduce_scatter_hosts import reduce_scatter_columns, red
 from aiodist.collectives.reduce_scatter_shared import ReduceScatterSlots, reduce_scatter_chunks
 from aiodist.collectives.reduce_slots import ReduceSlots
 from aiodist.collectives.reduction_protocol import Reduction, Scratch
-from aiodist.collectives.select import HOSTS_RULES, PAIRS, SHARED_RULES, Choice, Rules, select
+from aiodist.collectives.select import HOSTS_RULES, SHARED_RULES, Choice, Rules, select
 from aiodist.collectives.shm_choice import all_reduce_chunks, choose_shared
 from aiodist.collectives.shm_exchange import InChunks, ShmContext
 from aiodist.collectives.views import BlocksView, DataView
@@ -75,8 +75,9 @@ class Call(ABC):
 
     def _choose_over_hosts(self, hosts: MultiHostContext, rules: Rules) -> Choice:
         assert self.nbytes is not None
-        locality = PAIRS if hosts.topology.columns <= 2 else None
-        return select(self.operation, len(hosts.topology.hosts), self.nbytes, locality, rules)
+        topology = hosts.topology
+        n_hosts = len(topology.hosts)
+        return select(self.operation, n_hosts, self.nbytes, topology.locality, rules)
 
     def _flat(self, hosts: MultiHostContext) -> Run:
         """Run as if there were no hosts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.select import CROWDED, PAIRS
 from aiodist.completion import Pending
 
 
@@ -14,17 +15,19 @@ class HostTopology:
     ``hosts``: the ranks of each host, ascending; hosts in the order of their first ranks.
     ``columns``: how many ranks the host with the fewest has. The c-th ranks of all hosts are
     column c: the ranks that talk to each other between hosts.
+    ``locality``: where the ranks live, for `select`.
     """
 
-    __slots__ = ("_host_of", "columns", "hosts")
+    __slots__ = ("_host_of", "columns", "hosts", "locality")
 
-    def __init__(self, names: Sequence[object]) -> None:
-        """``names``: of each rank's host, by rank."""
+    def __init__(self, names: Sequence[object], *, crowded: bool = False) -> None:
+        """``names``: of each rank's host, by rank. ``crowded``: ranks of some host share cores."""
         by_name: dict[object, list[int]] = {}
         for rank, name in enumerate(names):
             by_name.setdefault(name, []).append(rank)
         self.hosts = tuple(tuple(ranks) for ranks in by_name.values())
         self.columns = min(map(len, self.hosts))
+        self.locality = CROWDED if crowded else PAIRS if self.columns <= 2 else None
         numbers = {name: number for number, name in enumerate(by_name)}
         self._host_of = [numbers[name] for name in names]
 

@@ -66,4 +66,5 @@ class MultiHostContext:
 
     def choice(self, operation: str, nbytes: int) -> Choice:
         """The algorithm between as many ranks as there are hosts."""
-        return select(operation, len(self.topology.hosts), nbytes, rules=self.rules)
+        topology = self.topology
+        return select(operation, len(topology.hosts), nbytes, topology.locality, self.rules)

@@ -20,7 +20,7 @@ KIB = 1024
 MIB = 1024 * KIB
 MANY = 1 << 62
 CROWDED = "crowded"
-"""Ranks of one host that have to share cores; see `ShmLayout.crowded`."""
+"""Ranks that have to share cores of their host; of several hosts: those of one host at least."""
 PAIRS = "pairs"
 """Ranks on several hosts, some of which have one or two of them: `HostTopology.columns` is at most 2."""
 
@@ -60,6 +60,8 @@ RULES: Rules = MappingProxyType(
             Rule(5, 16 * KIB, Choice("linear")),
             Rule(MANY, 64 * KIB, Choice("binomial")),
             Rule(8, 512 * KIB, Choice("binomial")),
+            # Each message is a turn for another rank on the same core.
+            Rule(8, 1 * MIB, Choice("binomial"), locality=CROWDED),
             Rule(8, 16 * MIB, Choice("chain", 128 * KIB)),
             Rule(8, MANY, Choice("chain")),
             Rule(32, 1 * MIB, Choice("scatter_ring")),
@@ -210,6 +212,7 @@ HOSTS_RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("leaders")),
             # Two columns save little and send twice as many messages.
             Rule(8, 512 * KIB, Choice("leaders"), locality=PAIRS),
+            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
             Rule(MANY, 512 * KIB, Choice("stripes", PIECE)),
             Rule(32, 8 * MIB, Choice("chain", 256 * KIB)),
             Rule(32, MANY, Choice("chain", 1 * MIB)),

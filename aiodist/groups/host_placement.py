@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.shm_communicator import ShmCommunicator
+from aiodist.links.host import have_cores
 from aiodist.p2p.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ def place(group: GroupEngine, endpoint: Endpoint, incarnation: int) -> None:
     members = [rank_infos[rank] for rank in group.ranks]
     if memory is None or not all(rank_info.segment for rank_info in members):
         return
-    topology = HostTopology([rank_info.host_id for rank_info in members])
+    cores: dict[str, list[frozenset[int]]] = {}
+    for rank_info in members:
+        cores.setdefault(rank_info.host_id, []).append(rank_info.cores)
+    crowded = not all(map(have_cores, cores.values()))
+    topology = HostTopology([rank_info.host_id for rank_info in members], crowded=crowded)
     if len(topology.hosts) == 1:
         group.communicator = ShmCommunicator(group, memory, incarnation)
     elif len(topology.hosts) < len(members):

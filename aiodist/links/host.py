@@ -5,32 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 
-def have_cores(pids: Iterable[int]) -> bool:
-    """Return whether these processes of this host can all run at once, each on a core that it may use.
+def have_cores(allowed: Collection[frozenset[int]]) -> bool:
+    """Return whether processes of one host can all run at once, each on a core that it may use.
 
-    They can if launchers have put them on separate cores, or if each may use at least as many cores
-    as there are processes. For sets of cores that overlap in part the answer is sometimes too
-    optimistic.
+    ``allowed``: the cores of each. They can if launchers have put them on separate cores, or if each
+    may use at least as many cores as there are processes. For sets of cores that overlap in part the
+    answer is sometimes too optimistic.
     """
-    allowed = [_cores_of(pid) for pid in pids]
     everything = frozenset[int]().union(*allowed)
     return all(
         sum(cores <= room for cores in allowed) <= len(room) for room in {*allowed, everything}
     )
 
 
-def _cores_of(pid: int) -> frozenset[int]:
-    """Return the cores that a process may use; this process's own set if the system does not tell."""
+def own_cores() -> frozenset[int]:
+    """Return the cores that this process may use."""
     if not hasattr(os, "sched_getaffinity"):
         return frozenset(range(os.cpu_count() or 1))
-    try:
-        return frozenset(os.sched_getaffinity(pid))
-    except OSError:  # the process has ended, or its id belongs to another container
-        return frozenset(os.sched_getaffinity(0))
+    return frozenset(os.sched_getaffinity(0))
 
 
 HOST_VARIABLE = "AIODIST_HOST_ID"

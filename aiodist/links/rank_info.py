@@ -29,6 +29,8 @@ class RankInfo:
     """Where its heartbeat thread listens, best address first."""
     segment: str = ""
     """How to map its shared memory; empty if it has none."""
+    cores: frozenset[int] = frozenset()
+    """Numbers of the cores that it may use."""
 
     @classmethod
     def absent(cls, rank: int) -> RankInfo:
@@ -42,7 +44,9 @@ class RankInfo:
 
     def encode(self) -> bytes:
         places = [list(self.addresses), list(self.heartbeat_addresses)]
-        fields = [self.rank, self.host, self.host_id, self.pid, self.segment, *places]
+        cores = sum(1 << core for core in self.cores)
+        mask = cores.to_bytes((cores.bit_length() + 7) // 8)
+        fields = [self.rank, self.host, self.host_id, self.pid, self.segment, mask, *places]
         packed: bytes = msgpack.packb(fields)
         return packed
 
@@ -54,10 +58,12 @@ class RankInfo:
     @classmethod
     def decode(cls, data: bytes) -> RankInfo:
         try:
-            rank, host, host_id, pid, segment, *places = msgpack.unpackb(data)
+            rank, host, host_id, pid, segment, mask, *places = msgpack.unpackb(data)
+            bits = f"{int.from_bytes(mask):b}"
             addresses, heartbeat_addresses = (tuple(map(str, place)) for place in places)
             who = int(rank), str(host), str(host_id), int(pid)
-            return cls(*who, addresses, heartbeat_addresses, str(segment))
+            cores = frozenset(core for core, bit in enumerate(reversed(bits)) if bit == "1")
+            return cls(*who, addresses, heartbeat_addresses, str(segment), cores)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ProtocolError("a rank sent a malformed rank info") from error
 

@@ -15,7 +15,7 @@ from aiodist.errors import DistError, PeerLostError, ProtocolError
 from aiodist.links.closing_streams import ClosingStreams, LossSuspicion
 from aiodist.links.dialing import introduce, unreachable
 from aiodist.links.forks import close_in_children
-from aiodist.links.host import host_id
+from aiodist.links.host import have_cores, host_id, own_cores
 from aiodist.links.losses import ENDED, LEFT, outcast, peer_lost, without_frames
 from aiodist.links.rank_info import RankInfo, reachable_at
 from aiodist.liveness import HeartbeatThread, LossNotice
@@ -123,6 +123,7 @@ class Endpoint:
             tuple(listener.address for listener in self._listeners),
             heartbeat_addresses,
             "" if self.memory is None else self.memory.description,
+            own_cores(),
         )
         return self.rank_info
 
@@ -130,9 +131,11 @@ class Endpoint:
         """Set the rank infos of all ranks and the job's key (about 32 bytes, secret)."""
         self.key = key
         self.size = self.inbox.size = len(rank_infos)
-        here = [rank_info.pid for rank_info in rank_infos if rank_info.host_id == self._host_id]
-        self.shares_process = len(set(here)) < len(here)  # where spinning blocks the other rank
-        self.spin_policy.meet([] if self.shares_process else here)
+        here = [rank_info for rank_info in rank_infos if rank_info.host_id == self._host_id]
+        pids = [rank_info.pid for rank_info in here]
+        self.shares_process = len(set(pids)) < len(pids)  # where spinning blocks the other rank
+        separate = have_cores([rank_info.cores for rank_info in here])
+        self.spin_policy.meet([] if self.shares_process else pids, have_cores=separate)
         if self.memory is not None:
             segments = {c.rank: c.segment for c in rank_infos if c.host_id == self._host_id}
             self.memory.meet(segments)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 from typing import Self
 
-from aiodist.links.host import have_cores
 from aiodist.p2p.core_placement import CorePlacement
 
 SHORTEST = 50e-6
@@ -108,9 +107,12 @@ class SpinPolicy:
         self._looking = False
         self._turning = False
 
-    def meet(self, here: Sequence[int]) -> None:
-        """Set the process ids of this host's ranks; empty if spinning would block other ranks."""
-        self.active = len(here) > 0 and have_cores(here)
+    def meet(self, here: Sequence[int], *, have_cores: bool) -> None:
+        """Set the process ids of this host's ranks; empty if spinning would block other ranks.
+
+        ``have_cores``: whether each has a core.
+        """
+        self.active = len(here) > 0 and have_cores
         self.crowded = len(here) > 0 and not self.active
         if self.active:
             self.neighbours.meet(here)

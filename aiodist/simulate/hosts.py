@@ -10,7 +10,7 @@ from aiodist.collectives.cost import Traffic
 from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.multi_host import MultiHostContext
-from aiodist.collectives.select import HOSTS_RULES, MANY, PAIRS, Choice, Rule, Rules, select
+from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, Rules, select
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate.board import Memory, SimulatedShm
 from aiodist.simulate.loggps import NETWORKS, Parameters
@@ -102,8 +102,7 @@ def _selected(operation: str, topology: HostTopology, nbytes: int) -> Choice:
     """Ask the table as `collectives.calls` asks it."""
     if operation not in HOSTS_RULES:
         return Choice(FLAT)
-    locality = PAIRS if topology.columns <= 2 else None
-    choice = select(operation, len(topology.hosts), nbytes, locality, HOSTS_RULES)
+    choice = select(operation, len(topology.hosts), nbytes, topology.locality, HOSTS_RULES)
     return Choice(FLAT) if choice.algorithm == "columns" and not topology.is_even else choice
 
 

@@ -164,6 +164,25 @@ def test_hosts_with_pairs_broadcast_middle_sizes_by_one_rank_each(network, shape
     assert set(crossed) == senders
 
 
+@pytest.mark.parametrize(("crowded", "sent"), [(True, 1 << 20), (False, 256 << 10)])
+def test_hosts_whose_ranks_share_cores_broadcast_a_mebibyte_in_whole_messages(
+    network, crowded, sent
+):
+    shape = "aabbccdd"
+    topology = HostTopology(shape, crowded=crowded)
+    data = [np.full(1 << 20, rank + 1, "u1") for rank in range(8)]
+    crossed = defaultdict(list)
+
+    async def program(line):
+        view = MultiHostContext(line, topology, None, line.scratch)
+        await calls.Broadcast(0, memoryview(data[line.rank])).over_hosts(view)
+
+    network(8).run(lambda line: program(noting(line, shape, crossed)))
+    assert all((each == 1).all() for each in data)
+    assert {length for lengths in crossed.values() for length in lengths} == {sent}
+    assert sum(map(sum, crossed.values())) == 3 << 20
+
+
 def test_the_formulas_know_exactly_the_algorithms_of_the_table():
     named = {
         (operation, r.choice.algorithm) for operation, rules in HOSTS_RULES.items() for r in rules
