@@ -61,7 +61,7 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("binomial")),
             Rule(8, 512 * KIB, Choice("binomial")),
             # Each message is a turn for another rank on the same core.
-            Rule(8, 1 * MIB, Choice("binomial"), locality=CROWDED),
+            Rule(8, 4 * MIB, Choice("binomial"), locality=CROWDED),
             Rule(8, 16 * MIB, Choice("chain", 128 * KIB)),
             Rule(8, MANY, Choice("chain")),
             Rule(32, 1 * MIB, Choice("scatter_ring")),
@@ -212,7 +212,7 @@ HOSTS_RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("leaders")),
             # Two columns save little and send twice as many messages.
             Rule(8, 512 * KIB, Choice("leaders"), locality=PAIRS),
-            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
+            Rule(8, 4 * MIB, Choice("leaders"), locality=CROWDED),
             Rule(MANY, 512 * KIB, Choice("stripes", PIECE)),
             Rule(32, 8 * MIB, Choice("chain", 256 * KIB)),
             Rule(32, MANY, Choice("chain", 1 * MIB)),
