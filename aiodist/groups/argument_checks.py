@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from operator import index
 from typing import Any, Protocol
 
@@ -207,8 +206,10 @@ def check_ranks(
 def check_int(value: Any, name: str) -> int:
     """Return an integer of Python, numpy or torch as an int. Raises TypeError for others and for a bool."""
     if not isinstance(value, bool):
-        with suppress(TypeError):
+        try:
             return index(value)
+        except TypeError:
+            pass
     raise TypeError(f"{name} must be an int, not {type(value).__name__}")
 
 

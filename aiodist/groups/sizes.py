@@ -18,6 +18,7 @@ def split_lengths(
     None means equal shares. Raises InvalidUsageError where the splits do not add up.
     """
     rows = shape[0] if shape else 1
+    row = nbytes // rows if rows else 0
     if splits is not None and not isinstance(splits, (list, tuple)):
         raise TypeError(f"{name}_split_sizes must be a list, not {type(splits).__name__}")
     if not splits:
@@ -26,7 +27,7 @@ def split_lengths(
                 f"{name} has {rows} rows, which {size} ranks cannot share equally; pass "
                 f"{name}_split_sizes"
             )
-        splits = [rows // size] * size
+        return [rows // size * row] * size
     if len(splits) != size:
         raise InvalidUsageError(
             f"{name}_split_sizes has {len(splits)} entries; the group has {size} ranks"
@@ -37,7 +38,6 @@ def split_lengths(
             f"{name}_split_sizes {splits} must be non-negative and add up to the {rows} "
             f"rows of {name}"
         )
-    row = nbytes // rows if rows else 0
     return [split * row for split in splits]
 
 
