@@ -224,13 +224,16 @@ HOSTS_RULES: Rules = MappingProxyType(
         ),
         "all_reduce": (
             Rule(MANY, 16 * KIB, Choice("leaders")),
+            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
             Rule(MANY, MANY, Choice("stripes", 2 * PIECE)),
         ),
         "all_gather": (
+            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
             Rule(MANY, 32 * KIB, Choice("leaders")),
             Rule(MANY, MANY, Choice("columns", PIECE)),
         ),
         "reduce_scatter": (
+            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
             Rule(MANY, 32 * KIB, Choice("leaders")),
             Rule(MANY, MANY, Choice("columns", PIECE)),
         ),
