@@ -42,7 +42,7 @@ class Source(Protocol):
     window: int
     charged: int
     owed: int
-    stalled: bool
+    stall: int
     wants: int
     error: BaseException | None
     last: Frame | None
@@ -91,7 +91,7 @@ class Inbox:
                     self.matcher.withdraw(recv)
                     recv.fail(source.error)
                 continue
-            if source.stalled:
+            if source.stall:
                 self._want(source, recv)
             if recv.key[0] != COLLECTIVE and not recv.done:
                 source.shm_receiver.watch()
@@ -407,17 +407,22 @@ class Inbox:
 
     def stalled(self, source: Source, frame: Frame) -> None:
         """Ask for what is posted. A sender that says so again asks about the receives for one key."""
-        again, source.stalled = source.stalled, frame.id != 0
-        if source.stalled:
+        if frame.id and frame.id == source.stall:
             for recv in self.matcher.posted_from(source.rank):
-                if not again or recv.key == frame.key:
-                    self._want(source, recv)
+                if recv.key == frame.key:  # it was asked for: the sender has forgotten that
+                    source.outbox.control(encode(FrameType.WANT, recv.key, id=frame.id))
+            return
+        # Invariant: nothing that was asked for in an earlier stall comes beyond the credit after this.
+        source.stall, source.wants = frame.id, 0
+        if source.stall:
+            for recv in self.matcher.posted_from(source.rank):
+                self._want(source, recv)
 
     # -- inside
 
     def _want(self, source: Source, recv: Recv) -> None:
         source.wants += 1
-        source.outbox.control(encode(FrameType.WANT, recv.key))
+        source.outbox.control(encode(FrameType.WANT, recv.key, id=source.stall))
 
     def _check_excess(self, source: Source, frame: Frame, payload: int) -> None:
         """Raise ProtocolError if a message exceeds the credit, unless it was asked for and has no

@@ -114,7 +114,7 @@ class Link:
         elif kind == FrameType.CREDIT:
             peer.outbox.credited(frame.id)
         elif kind == FrameType.WANT:
-            peer.outbox.wanted(frame.key)
+            peer.outbox.wanted(frame.key, frame.id)
         elif kind == FrameType.STALLED:
             self._owner.inbox.stalled(peer, frame)
         elif kind == FrameType.REFUSE:

@@ -109,6 +109,7 @@ class Outbox:
         """Bytes that may still be sent before the receiver has taken some."""
         self._reserve = 0
         self._stalled = False
+        self._stalls = 0
         self._wanted: Counter[Key] = Counter()  # receives that no held message is for
         self._forgot = False  # that the peer wants other keys, too
         self.shm: ShmSender | None = None
@@ -251,8 +252,8 @@ class Outbox:
         if self._connection is not None:
             self._drain(self._connection)
 
-    def wanted(self, key: Key) -> None:
-        if not self._stalled or self._connection is None:
+    def wanted(self, key: Key, stall: int) -> None:
+        if not self._stalled or stall != self._stalls or self._connection is None:
             return
         for message in self.held:
             if message.key == key:
@@ -312,13 +313,14 @@ class Outbox:
         forgotten = self._forgot and all(other.key != message.key for other in self.held)
         self.held.append(message)
         if forgotten:
-            self.control(encode(FrameType.STALLED, message.key, id=1))
+            self.control(encode(FrameType.STALLED, message.key, id=self._stalls))
         self._stall()
 
     def _stall(self) -> None:
         if not self._stalled:
             self._stalled = True
-            self.control(encode(FrameType.STALLED, id=1))
+            self._stalls += 1
+            self.control(encode(FrameType.STALLED, id=self._stalls))
 
     def _drain(self, connection: Connection) -> None:
         while self.held:

@@ -52,8 +52,8 @@ class Peer:
         self.window = window  # bytes that this rank buffers of what the peer sends
         self.charged = 0  # credit that its messages have used and that was not returned
         self.owed = 0  # the part of it that will be returned with the next CREDIT frame
-        self.stalled = False  # the peer holds messages back for want of credit
-        self.wants = 0  # requests for a message beyond the credit, less the messages that came
+        self.stall = 0  # the number of the stall in which the peer holds messages back; 0 for none
+        self.wants = 0  # receives it was asked for in this stall, less the messages beyond the credit
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None

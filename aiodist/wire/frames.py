@@ -56,10 +56,12 @@ class FrameType(enum.IntEnum):
     CREDIT = 9
     """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer."""
     STALLED = 10
-    """The sender is out of credit and holds messages back: ask (WANT) for what is posted. Said again, it
-    means the receives for ``key`` alone. ``id`` 0: it holds nothing back any more."""
+    """The sender is out of credit and holds messages back: ask (WANT) for what is posted. ``id`` is the
+    number of the stall, from 1 on. Said again with that number, it means the receives for ``key``
+    alone. ``id`` 0: it holds nothing back any more."""
     WANT = 11
-    """A receive for ``key`` is posted: send its next held message, whatever the credit."""
+    """A receive for ``key`` is posted: send its next held message, whatever the credit. ``id`` is the
+    number of the stall in which it asks: it has no meaning after that one."""
     ABORT = 12
     """Collective number ``channel`` of ``group`` failed; the payload is the error."""
     GOODBYE = 13

@@ -154,7 +154,7 @@ class Exchange:
             kept = SMALL_WINDOW + max(self.lengths.values()) * len(self.cancelled)
             kept += shared_memory.MAX_RING_BYTES
             assert side.inbox.matcher.arrived_bytes() <= kept
-            self.stalls += side.peer.stalled
+            self.stalls += side.peer.stall > 0
             assert side.peer.outbox.credit <= SMALL_WINDOW
 
     def check_end(self) -> None:

@@ -140,11 +140,11 @@ WINDOW = 1 << 16
 
 
 @pytest.mark.parametrize("kind", [FrameType.EAGER, FrameType.REQUEST])
-@pytest.mark.parametrize("asked_for", [False, True])
+@pytest.mark.parametrize("stalls", [[], [1], [1] * 1000, [1, 0] * 500, list(range(1, 1000))])
 async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
-    kind: FrameType, asked_for: bool
+    kind: FrameType, stalls: list[int]
 ) -> None:
-    """``asked_for``: the other rank waits for one message, and says that it may come at any credit."""
+    """Whatever it has said of messages that it holds back: the other rank waits for one message alone."""
     nbytes = 1000 if kind == FrameType.EAGER else 0
     announced = nbytes or LARGE
     waiting = asyncio.Event()
@@ -163,8 +163,8 @@ async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
         await waiting.wait()
         group = current_world().default_group().id
         frames = []
-        if asked_for:
-            frames.append(encode(FrameType.STALLED, id=1))
+        for stall in stalls:
+            frames.append(encode(FrameType.STALLED, (1, group, 7), id=stall))
         for number in range(1, 10_000):
             key = (0, group, number + 100)
             frames.append(encode(kind, key, id=number, length=announced, meta=b"m") + bytes(nbytes))

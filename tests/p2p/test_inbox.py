@@ -233,7 +233,7 @@ def test_waiting_for_a_flooded_rank_lets_in_no_more_than_the_window() -> None:
     for _ in range(100):
         pair.a.send(OTHER, bytes(MESSAGE_COST))
     pair.settle()
-    assert pair.b.peer.stalled
+    assert pair.b.peer.stall
     for _ in range(100):
         pair.b.inbox.withdraw(pair.b.recv(TAG, 50_000))
     pair.settle()
@@ -251,13 +251,13 @@ def stalled_pair() -> Pair:
     for _ in range(20):
         pair.a.send(OTHER, b"flood")
     pair.settle()
-    assert pair.b.peer.stalled
+    assert pair.b.peer.stall
     return pair
 
 
 def test_requests_for_ever_new_keys_take_a_bounded_memory() -> None:
     pair = stalled_pair()
-    frames = [encode(FrameType.WANT, (1, 99, tag)) for tag in range(1000, 31_000)]
+    frames = [encode(FrameType.WANT, (1, 99, tag), id=1) for tag in range(1000, 31_000)]
     tracemalloc.start()
     try:
         for frame in frames:
@@ -281,6 +281,18 @@ def test_more_receives_than_a_stalled_sender_remembers_get_their_messages(order:
     flood = pair.b.recv(OTHER, 5)
     pair.settle()
     assert content(flood) == b"flood"
+
+
+def test_a_sender_goes_beyond_its_credit_for_what_is_asked_in_this_stall_alone() -> None:
+    """The receiver has forgotten what it asked for in the one before."""
+    pair = stalled_pair()
+    outbox = pair.a.peer.outbox
+    send = pair.a.send(TAG, bytes(8))
+    for stall in (0, 2):
+        outbox.wanted(TAG, stall)
+        assert send in outbox.held
+    outbox.wanted(TAG, 1)
+    assert send not in outbox.held
 
 
 def test_asking_again_lets_in_no_more_than_what_was_asked_for() -> None:
