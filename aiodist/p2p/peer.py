@@ -53,9 +53,7 @@ class Peer:
         self.charged = 0  # credit that its messages have used and that was not returned
         self.owed = 0  # the part of it that will be returned with the next CREDIT frame
         self.stall = 0  # the number of the stall in which the peer holds messages; 0: none
-        self.wants = (
-            0  # asked for in this stall, less what came beyond the credit
-        )
+        self.wants = 0  # asked for in this stall, less what came beyond the credit
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
