@@ -29,6 +29,10 @@ class Worst:
     floor: float | None
     """The ratio of a program without any library in the same case; None if it has no figure."""
 
+    def is_out_of_reach(self, limit: float) -> bool:
+        """Whether the program without any library misses ``limit`` here as well."""
+        return self.floor is not None and self.floor > limit
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -38,6 +42,8 @@ class Goal:
     worst: Worst | None
     missing: tuple[int, ...] = ()
     """Sizes of the target which the run has no figures for, from all of its peers."""
+    within_reach: Worst | None = None
+    """The worst place that misses it within reach, where ``worst`` is out of reach."""
 
     @property
     def verdict(self) -> str:
@@ -55,8 +61,7 @@ class Goal:
         return (
             self.verdict == MISSED
             and worst is not None
-            and worst.floor is not None
-            and worst.floor > self.target.limit
+            and worst.is_out_of_reach(self.target.limit)
         )
 
 
@@ -90,7 +95,15 @@ def _of(report: Report, target: Target) -> Goal:
         if None not in ratios.values():
             complete.add(case.nbytes)
     missing = tuple(size for size in target.sizes or seen if size not in complete)
-    return Goal(target, max(found, key=lambda worst: worst.ratio, default=None), missing)
+    found.sort(key=lambda worst: worst.ratio, reverse=True)
+    if not found:
+        return Goal(target, None, missing)
+    limit = target.limit
+    hidden = None
+    if found[0].is_out_of_reach(limit):
+        reach = (each for each in found if each.ratio > limit and not each.is_out_of_reach(limit))
+        hidden = next(reach, None)
+    return Goal(target, found[0], missing, hidden)
 
 
 def _step(report: Report, target: StepTarget) -> Goal:

@@ -63,7 +63,8 @@ def goal_words(report: Report) -> str:
             f"that only does the work: {_PROGRAMS[where]}. "
             "Its results are checked like all others. Where it misses a "
             "goal too, the goal is out of the reach of a library in Python on this machine, by "
-            f"this experiment: {beyond or 'none'} of those missed."
+            f"this experiment: {beyond or 'none'} of those missed. If such a goal is missed within "
+            "reach elsewhere, a second row shows the worst such place."
         )
     if FLOOR_SHARED in report.peers:
         text += (
@@ -87,18 +88,24 @@ def goal_rows(report: Report) -> Iterator[str]:
     yield markdown_row(head)
     yield markdown_row(["---", "---", "---:", "---:", "---", "---:", "---"])
     for goal in goals(report):
-        target, worst = goal.target, goal.worst
-        yield markdown_row(
-            [
-                _what(goal),
-                label(target.against),
-                f"{target.limit:g}",
-                ratio_text(worst.ratio) if worst else NOTHING,
-                _where(worst) if worst else NOTHING,
-                ratio_text(worst.floor) if worst else NOTHING,
-                _verdict(goal),
-            ]
-        )
+        yield _row(goal, goal.worst, _verdict(goal))
+        if goal.within_reach is not None:
+            yield _row(goal, goal.within_reach, MISSED)
+
+
+def _row(goal: Goal, worst: Worst | None, verdict: str) -> str:
+    target = goal.target
+    return markdown_row(
+        [
+            _what(goal),
+            label(target.against),
+            f"{target.limit:g}",
+            ratio_text(worst.ratio) if worst else NOTHING,
+            _where(worst) if worst else NOTHING,
+            ratio_text(worst.floor) if worst else NOTHING,
+            verdict,
+        ]
+    )
 
 
 def _what(goal: Goal) -> str:

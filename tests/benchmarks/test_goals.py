@@ -176,6 +176,30 @@ def test_between_hosts_bare_tcp_marks_goals_out_of_reach(floor: float, beyond: b
     assert "rings of chunks" not in goal_words(of)
 
 
+def test_a_place_out_of_reach_hides_no_miss_within_reach() -> None:
+    measured = ((100 * MIB, 120.0, 92.0), (64 * KIB, 95.0, 10.0), (256, 93.0, 10.0), (4, 5.0, 1.0))
+    times = {
+        ("send_recv", 2, size): {
+            "gloo": 100.0,
+            "async-tcp": 89.0 if ours > 90 else ours,
+            "blocking-tcp": ours,
+            "floor-tcp": floor,
+        }
+        for size, ours, floor in measured
+    }
+    of = report(
+        times,
+        interface="veth, each rank in a network namespace",
+        peers=("gloo", "async-tcp", "blocking-tcp", "floor-tcp"),
+    )
+
+    rows = [row for row in goal_rows(of) if row.startswith("| send_recv")]
+    assert len(rows) == 2
+    assert rows[0].endswith("| 1.20 | 100 MiB, blocking, TCP | 0.92 | missed; out of reach here |")
+    assert rows[1].endswith("| 0.95 | 64 KiB, blocking, TCP | 0.10 | missed |")
+    assert "1 of those missed" in goal_words(of)
+
+
 def test_every_goal_is_about_cases_of_the_suites_and_peers_there_are() -> None:
     for suite in (STANDARD, FULL):
         cases = {case for _, _, block in suite.blocks() for case in block}
