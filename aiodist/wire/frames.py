@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from aiodist.alignment import SHORT, gap
@@ -122,6 +123,10 @@ class Frame(NamedTuple):
         return (self.kind, self.group, self.channel)
 
 
+_frame = partial(tuple.__new__, Frame)
+"""Makes a frame of a tuple of its fields, in a third of the time of ``Frame(...)``."""
+
+
 def encode(
     type: FrameType, key: Key = (0, 0, 0), *, id: int = 0, length: int = 0, meta: bytes = b""
 ) -> bytes:
@@ -133,7 +138,7 @@ def encode(
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
     if meta:
         header += meta
-    return header + bytes(_gap(type, len(header), length))
+    return header if length <= SHORT else header + bytes(_gap(type, len(header), length))
 
 
 def _gap(type: int, head: int, length: int) -> int:
@@ -165,8 +170,7 @@ def decode(data: memoryview) -> tuple[Frame, int]:
         begin = head if length <= SHORT else head + _gap(type, head, length)
         if type in _TYPES and not zero and meta_bytes <= MAX_META and begin <= len(data):
             meta = data[HEADER_BYTES:head].tobytes()
-            fields = (type, kind, group, channel, id, length, meta)
-            return tuple.__new__(Frame, fields), begin  # a third of the time of `Frame(...)`
+            return _frame((type, kind, group, channel, id, length, meta)), begin
     raise ProtocolError(f"{len(data)} bytes that begin with no frame of this protocol")
 
 
@@ -299,11 +303,13 @@ class FrameDecoder:
                     f"more than the {self.max_payload} that are accepted here"
                 )
             head = HEADER_BYTES + meta_bytes
-            begin = start + head + _gap(type, head, length)
+            begin = start + head
+            if length > SHORT:
+                begin += _gap(type, head, length)
             if begin > self._end:
                 break
             meta = scratch[start + HEADER_BYTES : start + head].tobytes() if meta_bytes else b""
-            frame = Frame(type, kind, group, channel, id, length, meta)
+            frame = _frame((type, kind, group, channel, id, length, meta))
             end = begin if announces else begin + length
             if end <= self._end:
                 self._start = end
