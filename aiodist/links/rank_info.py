@@ -11,6 +11,8 @@ import msgpack
 from aiodist.errors import ProtocolError, name_of
 
 _LOCAL_SCHEMES = ("unix",)
+_MASK_BYTES = 1 << 10
+"""The longest mask of cores: Linux knows at most 8,192 of them, and other systems have fewer."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class RankInfo:
     def decode(cls, data: bytes) -> RankInfo:
         try:
             rank, host, host_id, pid, segment, mask, *places = msgpack.unpackb(data)
+            if len(mask) > _MASK_BYTES:
+                raise ValueError("more cores than a host has")
             bits = f"{int.from_bytes(mask):b}"
             addresses, heartbeat_addresses = (tuple(map(str, place)) for place in places)
             who = int(rank), str(host), str(host_id), int(pid)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 
+from aiodist.errors import ProtocolError
 from aiodist.links.rank_info import RankInfo
 
 RANK_INFO = RankInfo(3, "node7", "boot", 42, ("tcp:10.0.0.1:5",), ("tcp:10.0.0.1:6",), "/name")
@@ -15,3 +17,10 @@ RANK_INFO = RankInfo(3, "node7", "boot", 42, ("tcp:10.0.0.1:5",), ("tcp:10.0.0.1
 def test_a_rank_info_comes_over_as_it_is(cores: tuple[int, ...]) -> None:
     rank_info = replace(RANK_INFO, cores=frozenset(cores))
     assert RankInfo.decode(rank_info.encode()) == rank_info
+
+
+def test_a_rank_info_with_more_cores_than_a_host_has_is_malformed() -> None:
+    fields = msgpack.unpackb(RANK_INFO.encode())
+    fields[5] = b"\xff" * 1025
+    with pytest.raises(ProtocolError, match="malformed rank info"):
+        RankInfo.decode(msgpack.packb(fields))
