@@ -11,7 +11,7 @@ from aiodist.p2p.matching import ANY_SOURCE, Arrival, EagerMessage, Matcher, Rea
 from aiodist.p2p.outbox import MESSAGE_COST, Outbox
 from aiodist.p2p.partial_message import PartialMessage
 from aiodist.tensors import scratch
-from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
+from aiodist.wire.frames import ANY_KEY, COLLECTIVE, Frame, FrameType, Key, encode
 
 
 class RingSource(Protocol):
@@ -406,17 +406,18 @@ class Inbox:
         self._posted(recv, self.matcher.repost(recv))
 
     def stalled(self, source: Source, frame: Frame) -> None:
-        """Ask for what is posted. A sender that says so again asks about the receives for one key."""
-        if frame.id and frame.id == source.stall:
-            for recv in self.matcher.posted_from(source.rank):
-                if recv.key == frame.key:  # it was asked for: the sender has forgotten that
-                    source.outbox.control(encode(FrameType.WANT, recv.key, id=frame.id))
-            return
-        # Invariant: nothing that was asked for in an earlier stall comes beyond the credit after this.
-        source.stall, source.wants = frame.id, 0
+        """Ask for what is posted, or posted for one key."""
+        again = source.stall and frame.id and frame.key != ANY_KEY
+        source.stall = frame.id
+        if not again:
+            # Invariant: what was asked for before this comes before it, or not beyond the credit.
+            source.wants = 0
         if source.stall:
             for recv in self.matcher.posted_from(source.rank):
-                self._want(source, recv)
+                if not again:
+                    self._want(source, recv)
+                elif recv.key == frame.key:  # it counts in `wants`, and the sender has forgotten it
+                    source.outbox.control(encode(FrameType.WANT, recv.key, id=source.stall))
 
     # -- inside
 

@@ -24,7 +24,7 @@ from aiodist.completion import Pending
 from aiodist.errors import ProtocolError
 from aiodist.p2p.shm_sender import Call, ShmSender
 from aiodist.transport.base_transport import Connection
-from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
+from aiodist.wire.frames import ANY_KEY, COLLECTIVE, TENSOR, FrameType, Key, encode
 
 EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. Copying an unexpected one costs less than a round trip."""
@@ -109,7 +109,9 @@ class Outbox:
         """Bytes that may still be sent before the receiver has taken some."""
         self._reserve = 0
         self._stalled = False
-        self._stalls = 0
+        self._statements = 0  # STALLED frames
+        self._asked_all = 0  # the number of the last one for all keys
+        self._asked_again: dict[Key, int] = {}  # and, since then, of the last one for a key
         self._wanted: Counter[Key] = Counter()  # receives that no held message is for
         self._forgot = False  # that the peer wants other keys, too
         self.shm: ShmSender | None = None
@@ -252,8 +254,12 @@ class Outbox:
         if self._connection is not None:
             self._drain(self._connection)
 
-    def wanted(self, key: Key, stall: int) -> None:
-        if not self._stalled or stall != self._stalls or self._connection is None:
+    def wanted(self, key: Key, statement: int) -> None:
+        # Invariant: each receive is asked for once by what counts here. What was sent before the peer
+        # read the last statement for the key is void: the peer asks again for what is posted then.
+        if statement < self._asked_again.get(key, self._asked_all):
+            return
+        if not self._stalled or self._connection is None:
             return
         for message in self.held:
             if message.key == key:
@@ -313,14 +319,29 @@ class Outbox:
         forgotten = self._forgot and all(other.key != message.key for other in self.held)
         self.held.append(message)
         if forgotten:
-            self.control(encode(FrameType.STALLED, message.key, id=self._stalls))
+            self._ask(message.key if len(self._asked_again) < MOST_WANTED else ANY_KEY)
         self._stall()
 
     def _stall(self) -> None:
         if not self._stalled:
             self._stalled = True
-            self._stalls += 1
-            self.control(encode(FrameType.STALLED, id=self._stalls))
+            self._ask(ANY_KEY)
+
+    def _ask(self, key: Key) -> None:
+        """Ask the peer for its receives for ``key``, or for all of them."""
+        self._statements += 1
+        if key == ANY_KEY:
+            self._asked_all = self._statements
+            self._forget()
+        else:
+            self._asked_again[key] = self._statements
+        self.control(encode(FrameType.STALLED, key, id=self._statements))
+
+    def _forget(self) -> None:
+        """Forget what the peer has asked for."""
+        self._forgot = False
+        self._wanted.clear()
+        self._asked_again.clear()
 
     def _drain(self, connection: Connection) -> None:
         while self.held:
@@ -330,8 +351,8 @@ class Outbox:
                 self._stall()
                 return
         if self._stalled:
-            self._stalled = self._forgot = False
-            self._wanted.clear()
+            self._stalled = False
+            self._forget()
             self.control(encode(FrameType.STALLED, id=0))
 
     def _pump(self) -> None:

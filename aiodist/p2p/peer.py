@@ -49,10 +49,10 @@ class Peer:
         self.rank_info = rank_info
         self.rank = rank_info.rank
         self.outbox = Outbox(shm_progress.call_after_turn, shm_progress.note_progress)
-        self.window = window  # bytes that this rank buffers of what the peer sends.
+        self.window = window  # bytes that this rank buffers of what the peer sends
         self.charged = 0  # credit that its messages have used and that was not returned
         self.owed = 0  # the part of it that will be returned with the next CREDIT frame
-        self.stall = 0  # the number of the stall in which the peer holds messages; 0: none
+        self.stall = 0  # the number of its last STALLED; 0 where it holds no messages back
         self.wants = 0  # asked for in this stall, less what came beyond the credit
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send

@@ -57,12 +57,13 @@ class FrameType(enum.IntEnum):
     CREDIT = 9
     """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer."""
     STALLED = 10
-    """The sender is out of credit and holds messages back: ask (WANT) for what is posted. ``id`` is the
-    number of the stall, from 1 on. Said again with that number, it means the receives for ``key``
-    alone. ``id`` 0: it holds nothing back any more."""
+    """The sender is out of credit and holds messages back: ask (WANT) for what is posted for ``key``, or
+    for all that is posted (`ANY_KEY`). ``id`` is the number of this statement, from 1 on. ``id`` 0: it
+    holds nothing back any more."""
     WANT = 11
     """A receive for ``key`` is posted: send its next held message, whatever the credit. ``id`` is the
-    number of the stall in which it asks: it has no meaning after that one."""
+    number of the last STALLED that the receiver has read. A later one for the key, or for all keys,
+    asks anew, and takes the meaning from this."""
     ABORT = 12
     """Collective number ``channel`` of ``group`` failed; the payload is the error."""
     GOODBYE = 13
@@ -105,6 +106,9 @@ MESSAGES = frozenset({TENSOR, OBJECT, PART, STREAM})
 
 Key = tuple[int, int, int]
 """(kind, group id, sequence number or tag), by which a message is matched, with the source rank."""
+
+ANY_KEY: Key = (255, 0, 0)
+"""All keys, in a STALLED frame."""
 
 
 class Frame(NamedTuple):

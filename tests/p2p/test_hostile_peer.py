@@ -19,7 +19,7 @@ import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import MESSAGE_COST
 from aiodist.testing import run_ranks
-from aiodist.wire.frames import FrameType, encode
+from aiodist.wire.frames import ANY_KEY, FrameType, encode
 from tests.engine.conftest import outcome
 from tests.limits import scaled
 
@@ -141,8 +141,9 @@ WINDOW = 1 << 16
 
 @pytest.mark.parametrize("kind", [FrameType.EAGER, FrameType.REQUEST])
 @pytest.mark.parametrize("stalls", [[], [1], [1] * 1000, [1, 0] * 500, list(range(1, 1000))])
+@pytest.mark.parametrize("of_all", [False, True])
 async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
-    kind: FrameType, stalls: list[int]
+    kind: FrameType, stalls: list[int], of_all: bool
 ) -> None:
     """Whatever it has said of messages that it holds back: the other rank waits for one message alone."""
     nbytes = 1000 if kind == FrameType.EAGER else 0
@@ -164,7 +165,8 @@ async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
         group = current_world().default_group().id
         frames = []
         for stall in stalls:
-            frames.append(encode(FrameType.STALLED, (1, group, 7), id=stall))
+            about = ANY_KEY if of_all else (1, group, 7)
+            frames.append(encode(FrameType.STALLED, about, id=stall))
         for number in range(1, 10_000):
             key = (0, group, number + 100)
             frames.append(encode(kind, key, id=number, length=announced, meta=b"m") + bytes(nbytes))

@@ -283,16 +283,56 @@ def test_more_receives_than_a_stalled_sender_remembers_get_their_messages(order:
     assert content(flood) == b"flood"
 
 
-def test_a_sender_goes_beyond_its_credit_for_what_is_asked_in_this_stall_alone() -> None:
-    """The receiver has forgotten what it asked for in the one before."""
+def test_a_sender_ignores_what_was_asked_before_it_asked_anew() -> None:
     pair = stalled_pair()
     outbox = pair.a.peer.outbox
-    send = pair.a.send(TAG, bytes(8))
-    for stall in (0, 2):
-        outbox.wanted(TAG, stall)
-        assert send in outbox.held
+    pair.b.recv(OTHER, 5)
+    pair.settle()
+    for tag in range(1000, 1000 + MOST_WANTED + 1):  # the sender can remember no other key
+        pair.b.recv((1, 99, tag), 8)
+    pair.settle()
+    send = pair.a.send(TAG, bytes(8))  # it asks for TAG alone
     outbox.wanted(TAG, 1)
+    assert send in outbox.held
+    outbox.wanted(TAG, 2)
     assert send not in outbox.held
+
+
+def test_a_request_that_crosses_the_second_question_for_its_key_counts_once() -> None:
+    """Else the sender goes beyond its credit once more than the receiver has counted."""
+    pair = stalled_pair()
+    tags = list(range(1000, 1000 + MOST_WANTED))
+    others = [pair.b.recv((1, 99, tag), 8) for tag in tags]
+    forgotten = pair.b.recv(TAG, 8)
+    pair.settle()
+    pair.a.send((1, 99, tags.pop()), bytes(8))
+    pair.settle()  # the sender has room for one more key
+    crossing = pair.b.recv(TAG, 8)
+    for _ in range(3):
+        pair.a.send(TAG, bytes(8))
+    pair.settle()
+    for tag in tags:
+        pair.a.send((1, 99, tag), bytes(8))
+    pair.settle()
+    assert [content(recv) for recv in (forgotten, crossing, *others)] == [bytes(8)] * (
+        2 + MOST_WANTED
+    )
+    assert pair.b.lost == []
+
+
+def test_a_sender_that_forgets_ever_more_keys_asks_for_all_of_them_again() -> None:
+    pair = stalled_pair()
+    for tag in range(MOST_WANTED + 1):
+        pair.b.recv((1, 98, tag), 8)
+    pair.settle()
+    tags = range(1000, 1000 + 3 * MOST_WANTED)
+    receives = []
+    for tag in tags:
+        pair.a.send((1, 99, tag), tag.to_bytes(8, "little"))
+        receives.append(pair.b.recv((1, 99, tag), 8))
+    pair.settle()
+    assert [content(one) for one in receives] == [n.to_bytes(8, "little") for n in tags]
+    assert pair.b.lost == []
 
 
 def test_asking_again_lets_in_no_more_than_what_was_asked_for() -> None:
