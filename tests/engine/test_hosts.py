@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import pytest
 
 import aiodist as dist
 from aiodist.collectives import calls
-from aiodist.collectives.select import PIECE, Choice, select
+from aiodist.collectives.select import CROWDED, PIECE, Choice, select
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
+from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.testing.in_process import run_ranks
 from aiodist.transport.stream_socket import SocketConnection
 from tests.engine.conftest import engine_of, outcome
@@ -83,6 +84,45 @@ async def test_all_reduce_gives_all_ranks_the_same_bits(hosts: tuple[int, ...]) 
 
     await run_ranks(size, main, "shm", hosts=hosts, timeout=30)
     assert all(len(results[length]) == 1 for length in LENGTHS)
+
+
+@pytest.mark.parametrize("hosts", [SHAPES[0], SHAPES[1], SHAPES[3]])
+@pytest.mark.parametrize("crowded_memory", [False, True])
+async def test_results_where_ranks_share_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
+    hosts: tuple[int, ...],
+    crowded_memory: bool,
+) -> None:
+    """``crowded_memory``: with the longer slots that ranks of such a host make."""
+
+    def meet(policy: SpinPolicy, here: Sequence[int], *, have_cores: bool) -> None:
+        policy.crowded = crowded_memory and not have_cores
+
+    monkeypatch.setattr("aiodist.p2p.endpoint.own_cores", lambda: frozenset({0}))
+    monkeypatch.setattr(SpinPolicy, "meet", meet)
+    segment_bytes(40 << 20)
+    size = len(hosts)
+
+    async def main(rank: int) -> None:
+        topology = group().topology
+        assert topology is not None
+        assert topology.locality == CROWDED
+        for length in (1, 5000, 40_000, 130_000, 260_000):
+            for root in range(size):
+                data = np.full(length, rank, np.int32)
+                await dist.broadcast(data, root)
+                assert (data == root).all()
+            data = np.full(length, rank + 1, np.int32)
+            await dist.all_reduce(data)
+            assert (data == sum(range(size + 1))).all()
+            blocks = np.empty((size, length), np.int32)
+            await dist.all_gather_single(blocks, np.full(length, rank, np.int32))
+            assert (blocks == np.arange(size)[:, None]).all()
+            await dist.reduce_scatter_single(data, blocks)
+            assert (data == size * rank).all()
+
+    await run_ranks(size, main, "shm", hosts=hosts, timeout=30)
 
 
 async def test_inside_a_host_nothing_is_sent_and_each_rank_moves_its_share() -> None:
