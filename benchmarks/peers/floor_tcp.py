@@ -261,6 +261,10 @@ class FloorTcp(BlockingPeer):
             out = [(other, _bytes(part)) for part in parts for other in following]
             puts = iter(here)
 
+            def begin() -> None:
+                nonlocal puts
+                puts = iter(here)
+
             def put() -> object:
                 step = next(puts, None)
                 if step is not None:
@@ -271,7 +275,7 @@ class FloorTcp(BlockingPeer):
                 while put():
                     pass
 
-            return [Exchange(out, meanwhile=put, after=put_all)]
+            return [Exchange(out, before=begin, meanwhile=put, after=put_all)]
 
         def passed(part: Array, step: Callable[[], None] | None) -> Arrival:
             def then() -> Message | None:
