@@ -75,9 +75,7 @@ class Call(ABC):
 
     def _choose_over_hosts(self, hosts: MultiHostContext, rules: Rules) -> Choice:
         assert self.nbytes is not None
-        topology = hosts.topology
-        n_hosts = len(topology.hosts)
-        return select(self.operation, n_hosts, self.nbytes, topology.locality, rules)
+        return hosts.topology.select(self.operation, self.nbytes, rules)
 
     def _flat(self, hosts: MultiHostContext) -> Run:
         """Run as if there were no hosts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.select import CROWDED, PAIRS
+from aiodist.collectives.select import CROWDED, PAIRS, Choice, Rules, select
 from aiodist.completion import Pending
 
 
@@ -34,6 +34,10 @@ class HostTopology:
     def host_of(self, rank: int) -> int:
         """The number of the host of ``rank``."""
         return self._host_of[rank]
+
+    def select(self, operation: str, nbytes: int, rules: Rules) -> Choice:
+        """The algorithm among as many ranks as there are hosts. See `select.select`."""
+        return select(operation, len(self.hosts), nbytes, self.locality, rules)
 
     def column(self, number: int) -> list[int]:
         """The ranks of a column, by host."""

@@ -8,7 +8,7 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.host_topology import HostTopology, SubChannel
 from aiodist.collectives.intra_host import IntraHost, IntraHostMessages, IntraHostShm
 from aiodist.collectives.reduction_protocol import Scratch
-from aiodist.collectives.select import RULES, Choice, Rules, select
+from aiodist.collectives.select import RULES, Choice, Rules
 from aiodist.collectives.shm_exchange import ShmContext
 
 
@@ -66,5 +66,4 @@ class MultiHostContext:
 
     def choice(self, operation: str, nbytes: int) -> Choice:
         """The algorithm between as many ranks as there are hosts."""
-        topology = self.topology
-        return select(operation, len(topology.hosts), nbytes, topology.locality, self.rules)
+        return self.topology.select(operation, nbytes, self.rules)

@@ -109,9 +109,9 @@ class Outbox:
         """Bytes that may still be sent before the receiver has taken some."""
         self._reserve = 0
         self._stalled = False
-        self._statements = 0  # STALLED frames
-        self._asked_all = 0  # the number of the last one for all keys
-        self._asked_again: dict[Key, int] = {}  # and, since then, of the last one for a key
+        self._statements = 0  # STALLED frames that were sent.
+        self._asked_all = 0  # The number of the last one for all keys.
+        self._asked_again: dict[Key, int] = {}  # Since then, of the last one for each key.
         self._wanted: Counter[Key] = Counter()  # receives that no held message is for
         self._forgot = False  # that the peer wants other keys, too
         self.shm: ShmSender | None = None

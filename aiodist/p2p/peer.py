@@ -49,11 +49,11 @@ class Peer:
         self.rank_info = rank_info
         self.rank = rank_info.rank
         self.outbox = Outbox(shm_progress.call_after_turn, shm_progress.note_progress)
-        self.window = window  # bytes that this rank buffers of what the peer sends
-        self.charged = 0  # credit that its messages have used and that was not returned
-        self.owed = 0  # the part of it that will be returned with the next CREDIT frame
-        self.stall = 0  # the number of its last STALLED; 0 where it holds no messages back
-        self.wants = 0  # asked for in this stall, less what came beyond the credit
+        self.window = window  # Bytes that this rank buffers of what the peer sends.
+        self.charged = 0  # Credit that its messages have used and that was not returned.
+        self.owed = 0  # The part of it that will be returned with the next CREDIT frame.
+        self.stall = 0  # The number of its last STALLED; 0 where it holds no messages back.
+        self.wants = 0  # Receives asked for since its last question for all, less the excess.
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None

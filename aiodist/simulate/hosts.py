@@ -102,7 +102,7 @@ def _selected(operation: str, topology: HostTopology, nbytes: int) -> Choice:
     """Ask the table as `collectives.calls` asks it."""
     if operation not in HOSTS_RULES:
         return Choice(FLAT)
-    choice = select(operation, len(topology.hosts), nbytes, topology.locality, HOSTS_RULES)
+    choice = topology.select(operation, nbytes, HOSTS_RULES)
     return Choice(FLAT) if choice.algorithm == "columns" and not topology.is_even else choice
 
 

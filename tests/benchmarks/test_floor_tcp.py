@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore
@@ -10,6 +11,7 @@ from torch.distributed import HashStore
 from aiodist.bench.cases import Case
 from aiodist.bench.measured_operations import Call
 from aiodist.bench.peers.measured_peer import Place, UnsupportedError
+from benchmarks.peers import floor_tcp
 from benchmarks.peers.floor_tcp import FloorTcp
 from benchmarks.rank import empty
 
@@ -25,6 +27,25 @@ def test_the_tcp_floor_takes_equal_hosts(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UnsupportedError, match="equal hosts"):
         peer.turn(Call(Case("barrier", 3, 0), 0, empty), range(1))
     peer.close()
+
+
+def test_over_hosts_each_call_of_a_row_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn binds its operation once, and checks the result of every call."""
+    monkeypatch.setattr(floor_tcp, "_hosts", lambda place: [[0, 1], [2, 3]])
+    store = HashStore()
+
+    def run(rank: int) -> None:
+        peer = FloorTcp(5.0)
+        peer.open(Place(rank, 4, store))
+        try:
+            for operation in ("broadcast", "all_reduce", "all_to_all"):
+                peer.turn(Call(Case(operation, 4, 64), rank, empty), range(3))
+        finally:
+            peer.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        for ended in [threads.submit(run, rank) for rank in range(4)]:
+            ended.result()
 
 
 def pair(limit: float) -> list[FloorTcp]:

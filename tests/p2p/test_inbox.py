@@ -11,6 +11,7 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST, MOST_WANTED
 from aiodist.wire.frames import (
+    ANY_KEY,
     COLLECTIVE,
     HEADER_BYTES,
     TENSOR,
@@ -330,6 +331,8 @@ def test_a_sender_that_forgets_ever_more_keys_asks_for_all_of_them_again() -> No
     for tag in tags:
         pair.a.send((1, 99, tag), tag.to_bytes(8, "little"))
         receives.append(pair.b.recv((1, 99, tag), 8))
+    said = b"".join(view for view, _ in pair.a.stream.queue)
+    assert encode(FrameType.STALLED, ANY_KEY, id=MOST_WANTED + 2) in said
     pair.settle()
     assert [content(one) for one in receives] == [n.to_bytes(8, "little") for n in tags]
     assert pair.b.lost == []
