@@ -1,4 +1,4 @@
-"""Bandwidth by each way beside plain copies, of which one is the floor; for ``docs/gpu.md``.
+"""Times by each way beside torch's Gloo and beside plain copies; for ``docs/gpu.md``.
 
 It prints the figures (``-s`` shows them) and judges none of them.
 """
@@ -15,9 +15,8 @@ import torch
 from tests.gpu.jobs import run_job
 
 FIGURES = Path(__file__).with_name("figures.py")
-NBYTES = 256 << 20
-ROUNDS = 7
-FLOORS = {"ipc": "plain device to device", "staging": "plain device to host"}
+ROUNDS = {4 << 10: 60, 1 << 20: 60, 16 << 20: 30, 256 << 20: 10}
+"""How often each number of bytes is measured."""
 
 
 def measure(way: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
@@ -27,22 +26,27 @@ def measure(way: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
+def p99(seconds: list[float]) -> float:
+    return sorted(seconds)[-1 - len(seconds) // 100]
+
+
 @pytest.mark.gpu
 def test_figures(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {NBYTES >> 20} MiB:")
+        print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, us:")
+        print("| way | bytes | operation | median | mean | p99 | GB/s | of Gloo's median |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         for way in ("ipc", "staging"):
-            print(f"  by {way}:")
-            medians = {
-                name: statistics.median(seconds)
-                for name, seconds in measure(way, NBYTES, ROUNDS).items()
-            }
-            floor = medians[FLOORS[way]]
-            for name, seconds in medians.items():
-                ratio = seconds / floor
-                print(
-                    f"    {name}: {NBYTES / seconds / 1e9:.2f} GB/s, {ratio:.2f} of the floor's time"
-                )
+            for nbytes, rounds in ROUNDS.items():
+                found = measure(way, nbytes, rounds)
+                for name, seconds in found.items():
+                    median = statistics.median(seconds)
+                    mean = statistics.mean(seconds)
+                    gloo = found.get(f"Gloo's {name}")
+                    ratio = f"{median / statistics.median(gloo):.2f}" if gloo else ""
+                    times = " | ".join(f"{t * 1e6:.0f}" for t in (median, mean, p99(seconds)))
+                    speed = f"{nbytes / median / 1e9:.2f}"
+                    print(f"| {way} | {nbytes} | {name} | {times} | {speed} | {ratio} |")
 
 
 def test_the_script_runs_without_a_gpu() -> None:

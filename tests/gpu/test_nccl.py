@@ -1,15 +1,19 @@
-"""Backend "nccl" with one rank, and what it says of two ranks on one GPU."""
+"""Backend "nccl" on one GPU: with one rank, and with several, which NCCL refuses on one host."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import torch
 
 import aiodist as dist
 from aiodist.testing import run_ranks
+from tests.gpu.jobs import run_job
 from tests.gpu.operations import differing, every_operation
+
+RANK = Path(__file__).with_name("nccl_rank.py")
 
 pytestmark = pytest.mark.gpu
 
@@ -53,3 +57,23 @@ def test_the_loop_goes_on_while_the_device_works() -> None:
         return turns
 
     assert asyncio.run(run_ranks(1, body))[0] > 10
+
+
+@pytest.mark.parametrize(
+    ("program", "size", "backend"),
+    [
+        ("every_operation_as_on_the_cpu", 2, "nccl"),
+        ("every_operation_as_on_the_cpu", 3, "nccl"),
+        ("every_operation_as_on_the_cpu", 2, "cpu:aiodist,cuda:nccl"),
+        ("a_ring_of_large_messages_beside_collectives", 2, ""),
+        ("a_ring_of_large_messages_beside_collectives", 3, ""),
+        ("operations_follow_the_callers_stream", 2, ""),
+        ("operations_follow_the_callers_stream", 3, ""),
+        ("a_received_tensor_belongs_to_the_callers_stream", 2, ""),
+    ],
+)
+def test_ranks_that_nccl_takes_for_hosts_of_their_own(
+    program: str, size: int, backend: str
+) -> None:
+    said = run_job(RANK, size, program, *([backend] if backend else []))
+    assert said.count("good") == size

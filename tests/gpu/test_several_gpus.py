@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 import aiodist as dist
 from aiodist.testing import run_ranks
+from tests.gpu import nccl_programs
 from tests.gpu.jobs import run_job
-from tests.gpu.operations import differing, every_operation
+from tests.gpu.nccl_programs import filled
 
 MIXED = "cpu:aiodist,cuda:nccl"
 
@@ -24,105 +26,36 @@ def need(count: int) -> None:
         pytest.skip(f"needs {count} GPUs, and torch finds {found}")
 
 
-def filled(device: torch.device, value: float, count: int = 1000) -> torch.Tensor:
-    return torch.full((count,), float(value), device=device)
+def run(size: int, program: Callable[..., Awaitable[None]], *arguments: str) -> None:
+    """Run a program of nccl_programs.py on ``size`` ranks, each with the GPU of its number."""
+
+    async def body(rank: int) -> None:
+        await program(torch.device("cuda", rank), *arguments)
+
+    asyncio.run(run_ranks(size, body, backend="aiodist"))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("backend", ["nccl", MIXED])
 def test_every_operation_as_on_the_cpu(backend: str, size: int) -> None:
     need(size)
-
-    async def body(rank: int) -> None:
-        group = await dist.new_group(backend=backend, device_id=rank)
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
-            for count in (0, 1, 1000):
-                expected = await every_operation("cpu", dtype, count)
-                found = await every_operation(f"cuda:{rank}", dtype, count, group)
-                assert differing(found, expected) == [], (dtype, count)
-
-    asyncio.run(run_ranks(size, body, backend="aiodist"))
+    run(size, nccl_programs.every_operation_as_on_the_cpu, backend)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_ring_of_large_messages_beside_collectives(size: int) -> None:
     need(size)
-
-    async def body(rank: int) -> None:
-        device = torch.device("cuda", rank)
-        group = await dist.new_group(backend="nccl", device_id=rank)
-        for round_ in range(3):
-            mine, into = filled(device, rank + round_, 16 << 20), filled(device, -1, 16 << 20)
-            total = filled(device, 1)
-            sending = dist.isend(mine, (rank + 1) % size, group)
-            summing = dist.all_reduce(total, group=group)
-            await dist.recv(into, (rank - 1) % size, group)
-            await sending
-            await summing
-            assert torch.all(into == (rank - 1) % size + round_).item()
-            assert torch.all(total == size).item()
-
-    asyncio.run(run_ranks(size, body))
+    run(size, nccl_programs.a_ring_of_large_messages_beside_collectives)
 
 
 def test_operations_follow_the_callers_stream_and_what_it_was_given() -> None:
     need(2)
-
-    async def body(rank: int) -> None:
-        device = torch.device("cuda", rank)
-        group = await dist.new_group(backend="nccl", device_id=rank)
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            tensor = torch.zeros(1 << 20, device=device)
-            for _ in range(50):
-                tensor += 1
-            work = dist.all_reduce(tensor, group=group)
-        await work
-        assert torch.all(tensor == 100).item()
-        works, gathered, summed = [], [], []
-        for number in range(50):
-            given = filled(device, number)
-            gathered.append(torch.empty(2000, device=device))
-            works.append(dist.all_gather_into_tensor(gathered[-1], given, group))
-            summed.append(filled(device, number))
-            works.append(dist.all_reduce(summed[-1], group=group))
-            del given
-        for work in works:
-            await work
-        for number in range(50):
-            assert torch.all(gathered[number] == number).item()
-            assert torch.all(summed[number] == 2 * number).item()
-
-    asyncio.run(run_ranks(2, body))
+    run(2, nccl_programs.operations_follow_the_callers_stream)
 
 
 def test_a_tensor_that_a_receive_makes_belongs_to_the_callers_stream() -> None:
     need(2)
-    count, turns = 1 << 16, 20
-
-    async def body(rank: int) -> None:
-        device = torch.device("cuda", rank)
-        group = await dist.new_group(backend="nccl", device_id=rank)
-        if rank == 0:
-            for turn in range(turns):
-                await dist.send(filled(device, turn, count), 1, group)
-            return
-        stream = torch.cuda.Stream(device)
-        for turn in range(turns):
-            with torch.cuda.stream(stream):
-                receiving = dist.recv(src=0, group=group)
-            received = (await receiving).tensor
-            total = filled(device, 0, count)
-            stream.wait_stream(torch.cuda.default_stream(device))
-            with torch.cuda.stream(stream):
-                for _ in range(10):
-                    total += received
-            del receiving, received  # which that stream still reads
-            others = [filled(device, -1, count) for _ in range(8)]
-            torch.cuda.synchronize(device)
-            assert torch.all(total == 10 * turn).item(), turn
-            del others
-
-    asyncio.run(run_ranks(2, body))
+    run(2, nccl_programs.a_received_tensor_belongs_to_the_callers_stream)
 
 
 def test_a_rank_keeps_to_one_gpu() -> None:

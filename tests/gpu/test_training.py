@@ -17,12 +17,15 @@ MODEL = """
 import asyncio
 import copy
 import os
+os.environ["NCCL_HOSTID"] = os.environ["RANK"]  # a host of its own for NCCL, or it refuses to share the GPU
 import torch
 from torch import nn
 from aiodist.training import Compression
 from tests.gpu.delays import delay
 
 COMPRESSION = Compression[os.environ["COMPRESSION"]]
+BACKEND = os.environ["BACKEND"]
+DEVICE = None if BACKEND == "aiodist" else 0
 BUCKET_BYTES = 4096
 # Buckets go from the last to the first layer: the rest of this layer's bucket waits for synchronize().
 unused = nn.Linear(2, 2)
@@ -64,7 +67,7 @@ BLOCKING = """
 import aiodist.sync as dist
 from aiodist.training.sync import GradientReducer, broadcast_parameters
 
-dist.init_process_group("aiodist")
+dist.init_process_group(BACKEND, device_id=DEVICE)
 rank, size = dist.get_rank(), dist.get_world_size()
 with torch.cuda.stream(torch.cuda.Stream()):
     model.cuda()
@@ -92,7 +95,7 @@ from aiodist.training import GradientReducer, broadcast_parameters
 
 
 async def main():
-    await dist.init_process_group("aiodist")
+    await dist.init_process_group(BACKEND, device_id=DEVICE)
     rank, size = dist.get_rank(), dist.get_world_size()
     model.cuda()
     await broadcast_parameters(model)
@@ -125,12 +128,24 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("compression", "unused"), [("none", "first"), ("none", "last"), ("bf16", "first")]
+    ("backend", "compression", "unused"),
+    [
+        ("aiodist", "none", "first"),
+        ("aiodist", "none", "last"),
+        ("aiodist", "bf16", "first"),
+        ("cpu:aiodist,cuda:nccl", "none", "first"),
+    ],
 )
 @pytest.mark.parametrize("api", ["blocking", "async"])
 def test_replicas_learn_what_one_process_learns(
-    api: str, compression: str, unused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str,
+    backend: str,
+    compression: str,
+    unused: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("BACKEND", backend)
     monkeypatch.setenv("COMPRESSION", compression)
     monkeypatch.setenv("UNUSED", unused)
     script = tmp_path / "training.py"

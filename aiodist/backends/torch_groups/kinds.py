@@ -268,5 +268,9 @@ def _named_device(chosen: Any) -> torch.device | None:
 
 
 def _identity(device: torch.device) -> str:
-    """What tells this GPU from all others, on all hosts."""
-    return str(torch.cuda.get_device_properties(device).uuid)
+    """Return what tells this GPU from all others, on all hosts, as NCCL tells them apart.
+
+    Ranks with different values of NCCL_HOSTID are on different hosts for NCCL, and may share a GPU.
+    """
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return "/".join(filter(None, [os.environ.get("NCCL_HOSTID"), str(uuid)]))

@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 def batches(size: int, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    made = torch.Generator().manual_seed(1)
+    made = torch.Generator(torch.get_default_device()).manual_seed(1)
     return [
         (
             torch.randn(ROWS * size, 8, generator=made),
