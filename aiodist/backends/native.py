@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,7 @@ from aiodist.backends.algorithm_choice import AlgorithmChoice, Operations
 from aiodist.backends.gradual_copy import (
     copy_gradually,
     gradually,
-    in_parts,
     load_gradually,
-    through_host,
     write_back_gradually,
 )
 from aiodist.backends.native_messages import NativeMessages
@@ -147,24 +146,19 @@ class NativeBackend(CollectiveBackend):
             if done is not None:
                 return done
         body = partial(self._bodies[operation.kind], plan, opened)
-        if (
-            first is not None
-            and first.staging is not None
-            and operation.kind in ("broadcast", "all_reduce")
-        ):
-            return in_parts(group, plan.fingerprint, first, body, timeout, self._shares)
-        return group.collective(plan.fingerprint, body, timeout, shares=self._shares)
+        agreed = plan.fingerprint
+        if first is not None and first.staging is not None:
+            # Ranks whose tensors are on the CPU may run another algorithm: all hear of it at any size.
+            agreed = replace(agreed, elsewhere=True)
+        return group.collective(agreed, body, timeout, shares=self._shares)
 
     async def _barrier(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         await self._run(channel, calls.Barrier())
 
     async def _broadcast(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,) = (*opened.inputs, *opened.outputs)
-
-        async def run(data: memoryview) -> None:
-            await self._run(channel, calls.Broadcast(plan.fingerprint.root, data))
-
-        await self._through(buffer, run, load=bool(opened.inputs), store=bool(opened.outputs))
+        call = calls.Broadcast(plan.fingerprint.root, buffer.view)
+        await self._on_buffers(opened, channel, call)
 
     async def _reduce(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), is_root, reduce = opened.inputs, bool(opened.outputs), plan.reduce
@@ -193,11 +187,9 @@ class NativeBackend(CollectiveBackend):
 
     async def _all_reduce(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,) = opened.inputs
-
-        async def run(data: memoryview) -> None:
-            await self._reduce_all(channel, data, plan.reduce)
-
-        await self._through(buffer, run, load=True, store=True)
+        await load_gradually(self._group, buffer)
+        await self._reduce_all(channel, buffer.view, plan.reduce)
+        await write_back_gradually(self._group, buffer)
 
     async def _all_reduce_coalesced(
         self, plan: Plan, opened: Opened[Buffer], channel: Channel
@@ -259,30 +251,6 @@ class NativeBackend(CollectiveBackend):
         await load_gradually(self._group, *opened.inputs)
         await self._run(channel, call)
         await write_back_gradually(self._group, *opened.outputs)
-
-    async def _through(
-        self,
-        buffer: Buffer,
-        run: Callable[[memoryview], Awaitable[None]],
-        *,
-        load: bool,
-        store: bool,
-    ) -> None:
-        """Call ``run`` with all bytes of ``buffer``, or part by part where they are on a device.
-
-        ``load``, ``store``: whether ``run`` needs the owner's values, and whether it changes them.
-        """
-        if not buffer.is_staged:
-            await run(buffer.view)
-            return
-        if buffer.staging is not None:
-            await through_host(self._group, buffer, run, load=load, store=store)
-            return
-        if load:
-            await load_gradually(self._group, buffer)
-        await run(buffer.view)
-        if store:
-            await write_back_gradually(self._group, buffer)
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
         """Fill ``data`` with the buffers' bytes, one after the other."""

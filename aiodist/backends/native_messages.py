@@ -87,7 +87,7 @@ class NativeMessages:
         self._plan(self._send_by_plan, operation, buffer, dst)
         is_there = None
         if buffer.staging is not None:
-            is_there = buffer.staging.load(0, buffer.count)
+            is_there = buffer.staging.load()
         elif buffer.is_staged:
             load_now(buffer)
         return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)

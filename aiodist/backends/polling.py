@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from aiodist.completion import Pending
 from aiodist.groups.group_engine import GroupEngine
 
-FIRST_PAUSE = 50e-6
+TURN_SECONDS = 1e-3
+"""How long to poll in every turn of the loop: about the shortest pause that a loop's timers make."""
+
 LONGEST_PAUSE = 5e-3
 _SHARE = 8
+
+_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Poll:
     """Poll ``is_over()`` from the loop until it returns True, then call ``done(None)``.
 
-    For conditions without a callback, such as a CUDA event. The pauses are an eighth of the time
-    that has passed, between 50 us and 5 ms. A short operation is noticed soon, and a long one costs
-    few wake-ups. No operation is noticed later than an eighth of its length after its end. An error
-    of ``is_over`` goes to ``done``.
+    For conditions without a callback, such as a CUDA event. In the first millisecond each turn of the
+    loop polls and offers its core to other processes; after that the pauses are an eighth of the time
+    that has passed, at most 5 ms. A short operation is noticed soon, and a long one costs few
+    wake-ups. An error of ``is_over`` goes to ``done``.
     """
 
     def __init__(
@@ -42,8 +47,12 @@ class Poll:
         if over:
             self._done(None)
             return
-        pause = min(max((self._loop.time() - self._started) / _SHARE, FIRST_PAUSE), LONGEST_PAUSE)
-        self._loop.call_later(pause, self)
+        passed = self._loop.time() - self._started
+        if passed < TURN_SECONDS:
+            _yield()
+            self._loop.call_soon(self)
+        else:
+            self._loop.call_later(min(passed / _SHARE, LONGEST_PAUSE), self)
 
 
 async def until(group: GroupEngine, is_over: Callable[[], bool]) -> None:

@@ -61,7 +61,7 @@ class Fingerprint:
     """This rank's own tensor's, for messages here: the ranks need not agree on it."""
     elsewhere: bool = False
     """Whether the tensors go another way than those of the CPU do: by another library, in a device's
-    memory, or out of it in parts. No rank can meet another one halfway there."""
+    memory, or through copies of it. No rank can meet another one halfway there."""
 
     encoded: bytes = field(init=False, repr=False, compare=False)
     """As it goes with every message."""

@@ -107,11 +107,6 @@ class Buffer:
             part = (slice(None),) * axis + (slice(start, start + step),)
             assign(target[part], source[part])
 
-    def slice(self, start: int, count: int) -> memoryview:
-        """The bytes of ``count`` elements from element ``start`` on."""
-        size = self.dtype.itemsize
-        return self.view[start * size : (start + count) * size]
-
     def __repr__(self) -> str:
         return f"<Buffer {self.kind} {self.dtype.name}{list(self.shape)}>"
 

@@ -1,7 +1,7 @@
-"""Copies in host memory of tensors that the CPU cannot read, filled and brought back in parts.
+"""Copies in host memory of tensors that the CPU cannot read, filled and brought back in the background.
 
-Imported where torch is. What is about CUDA is in `CudaStaging` alone: all else sees parts that
-are copied in the background, and a question whether a copy is over.
+Imported where torch is. What is about CUDA is in `CudaStaging` alone: all else sees copies in the
+background, and a question whether a copy is over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IsOver = Callable[[], bool]
 class Staging(ABC):
     """A flat copy of ``owner`` in host memory.
 
-    ``host``: that copy, with nothing in it until `load`. Parts are given in elements.
+    ``host``: that copy, with nothing in it until `load`.
     """
 
     def __init__(self, owner: Tensor) -> None:
@@ -29,17 +29,14 @@ class Staging(ABC):
         self._flat = (self._owner if self._twin is None else self._twin).reshape(-1)
         self.host = self._allocate(owner.numel(), owner.dtype)
 
-    def load(self, start: int, stop: int) -> IsOver:
-        """Begin to copy elements ``start`` to ``stop`` of the owner into ``host``."""
-        return self._copy(self.host[start:stop], self._flat[start:stop])
+    def load(self) -> IsOver:
+        """Begin to copy the owner into ``host``."""
+        return self._copy(self.host, self._flat)
 
-    def store(self, start: int, stop: int) -> IsOver:
-        """Begin to copy them back. The owner has them after `settle`."""
-        return self._copy(self._flat[start:stop], self.host[start:stop])
-
-    def settle(self) -> IsOver:
-        """After the last `store`: begin to bring what has been stored into the owner's layout."""
-        return (lambda: True) if self._twin is None else self._copy(self._owner, self._twin)
+    def store(self) -> IsOver:
+        """Begin to copy ``host`` into the owner."""
+        is_over = self._copy(self._flat, self.host)
+        return is_over if self._twin is None else self._copy(self._owner, self._twin)
 
     def _contiguous(self) -> Tensor:
         return self._owner.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch
 
-from aiodist.backends import gradual_copy
 from aiodist.tensors import torch_memory
 from aiodist.tensors.staging import Staging
 
@@ -29,13 +28,13 @@ class Engine:
         engine = self
 
         class Threaded(Staging):
-            def load(self, start: int, stop: int) -> Callable[[], bool]:
-                engine.asked.append(("load", stop - start))
-                return super().load(start, stop)
+            def load(self) -> Callable[[], bool]:
+                engine.asked.append(("load", self.host.numel()))
+                return super().load()
 
-            def store(self, start: int, stop: int) -> Callable[[], bool]:
-                engine.asked.append(("store", stop - start))
-                return super().store(start, stop)
+            def store(self) -> Callable[[], bool]:
+                engine.asked.append(("store", self.host.numel()))
+                return super().store()
 
             def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
                 raw = torch.full((count * dtype.itemsize,), 0xA5, dtype=torch.uint8)
@@ -54,12 +53,9 @@ class Engine:
 
 @contextmanager
 def copied_by_thread(
-    part: int, is_there: Callable[[torch.Tensor], bool] = lambda _: True
+    is_there: Callable[[torch.Tensor], bool] = lambda _: True,
 ) -> Iterator[Engine]:
-    """Torch tensors are taken for a device's, in parts of ``part`` bytes.
-
-    ``is_there``: which of them; all where it is not given.
-    """
+    """Torch tensors are taken for a device's. ``is_there``: which of them; all where it is not given."""
     open_on_host = torch_memory.open_tensor
     with ThreadPoolExecutor(1, thread_name_prefix="copies") as pool:
         made = Engine(pool)
@@ -69,8 +65,5 @@ def copied_by_thread(
                 return open_on_host(tensor, name, writable, load)
             return torch_memory.open_staged(tensor, name, writable, load, made.stage)
 
-        with (
-            patch.object(torch_memory, "open_tensor", open_tensor),
-            patch.object(gradual_copy, "PART", part),
-        ):
+        with patch.object(torch_memory, "open_tensor", open_tensor):
             yield made

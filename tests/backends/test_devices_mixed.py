@@ -20,9 +20,9 @@ from aiodist.testing.in_process import run_ranks
 from tests.backends.copy_engine import copied_by_thread
 from tests.backends.devices.memfd import MemfdMemory
 
-PART = 1 << 16
+HALF = 1 << 16
 LENGTHS = (1, 5_000, 700_000)
-"""What fits in a slot of shared memory, and in one part; and more parts than memory holds at once."""
+"""What fits in a slot of shared memory; what takes some chunks, and many."""
 
 Call = Callable[[torch.Tensor], Awaitable[None]]
 
@@ -79,7 +79,7 @@ async def check(rank: int, name: str) -> None:
 async def test_copied_in_the_background(
     name: str, size: int, transport: str, hosts: tuple[int, ...]
 ) -> None:
-    with copied_by_thread(PART, lambda tensor: getattr(tensor, "is_there", False)):
+    with copied_by_thread(lambda tensor: getattr(tensor, "is_there", False)):
         await run_ranks(size, lambda rank: check(rank, name), transport, hosts=hosts, timeout=20)
 
 
@@ -91,7 +91,7 @@ async def test_in_memory_that_ranks_map(name: str, size: int, transport: str) ->
     async def body(rank: int) -> None:
         if rank == ON_DEVICE:
             group = current_world().default_group()
-            group.backend = DeviceBackend(group, lambda device: memory, "cpu", PART)
+            group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF, small=0)
         await check(rank, name)
 
     try:

@@ -2,19 +2,26 @@ from __future__ import annotations
 
 import asyncio
 
-from aiodist.backends.polling import LONGEST_PAUSE, Poll
+import pytest
+
+from aiodist.backends.polling import LONGEST_PAUSE, TURN_SECONDS, Poll
 
 
 async def test_pauses_grow_with_the_time_that_passes() -> None:
     class Loop:
-        """The clock and the timers of a loop, as if time passed in its pauses alone."""
+        """The clock and the timers of a loop, as if a turn took 10 us and all else no time."""
 
         def __init__(self) -> None:
             self.now = 0.0
+            self.turns = 0
             self.pauses: list[float] = []
 
         def time(self) -> float:
             return self.now
+
+        def call_soon(self, callback: Poll) -> None:
+            self.turns += 1
+            self.now += 1e-5
 
         def call_later(self, pause: float, callback: Poll) -> None:
             self.pauses.append(pause)
@@ -26,7 +33,8 @@ async def test_pauses_grow_with_the_time_that_passes() -> None:
     while not ended:
         poll()
     assert ended == [None]
-    assert loop.pauses[0] < 1e-4
+    assert loop.turns == pytest.approx(TURN_SECONDS / 1e-5, abs=1)
+    assert loop.pauses[0] < 2e-4
     assert all(a <= b for a, b in zip(loop.pauses, loop.pauses[1:], strict=False))
     assert max(loop.pauses) == LONGEST_PAUSE
     assert len(loop.pauses) < 200

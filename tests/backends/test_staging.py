@@ -24,7 +24,7 @@ from tests.operations.design import DTYPES, MOVING, NO_OP, NUMPY_ONLY, OPS, REDU
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with copied_by_thread(1 << 16) as made:
+    with copied_by_thread() as made:
         yield made
 
 
@@ -59,27 +59,6 @@ async def test_every_operation(
 ) -> None:
     await check(size, list(cases(size)), scaled(30), transport)
     assert engine.asked
-
-
-async def test_the_next_part_is_on_its_way_while_one_is_in_use(engine: Engine) -> None:
-    part = (1 << 16) // 4
-
-    async def body(rank: int) -> None:
-        tensor = torch.full((3 * part + 5,), float(rank))
-        await dist.all_reduce(tensor)
-        assert tensor.tolist() == [0.0] * (3 * part + 5)
-
-    await run_ranks(1, body)
-    assert engine.asked == [
-        ("load", part),
-        ("load", part),
-        ("store", part),
-        ("load", part),
-        ("store", part),
-        ("load", 5),
-        ("store", part),
-        ("store", 5),
-    ]
 
 
 async def test_a_broadcast_loads_at_the_root_and_stores_elsewhere(engine: Engine) -> None:

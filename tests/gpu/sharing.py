@@ -2,8 +2,8 @@
 
     python -m aiodist run -n 3 sharing.py WAY
 
-WAY is "ipc", "ipc-in-steps" (small areas) or "staging" for CUDA tensors. With "memfd" the tensors are on
-the CPU, in segments in the place of a GPU's memory.
+WAY is "ipc", "ipc-in-steps" (small areas, for all lengths) or "staging" for CUDA tensors. With "memfd" the
+tensors are on the CPU, in segments in the place of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import aiodist as dist
+from aiodist.backends.devices import areas
 from aiodist.backends.devices.backend import DeviceBackend
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
@@ -34,11 +35,12 @@ def choose(way: str) -> str:
     group = engine_of()
     if way == "memfd":
         memory = MemfdMemory(host_id(), str(os.getpid()))
-        group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF)
+        group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF, small=0)
         return "cpu"
-    if way == "ipc-in-steps":
+    if way in ("ipc-in-steps", "ipc-always"):
+        half = HALF if way == "ipc-in-steps" else areas.HALF
         group.backend = DeviceBackend(
-            group, lambda device: CudaMemory(device, host_id()), "cuda", HALF
+            group, lambda device: CudaMemory(device, host_id()), "cuda", half, small=0
         )
     if way == "staging":
         group.backend = NativeBackend(group)
@@ -50,7 +52,7 @@ def areas_of(group: Any) -> int:
     backend = engine_of(group).backend
     if isinstance(backend, MixedBackend):  # of a device each
         backend = backend.backend_of(torch.zeros(1, device="cuda"))
-    return sum(len(areas.of) for areas in getattr(backend, "_areas", {}).values())
+    return sum(len(each.of) for each in getattr(backend, "_areas", {}).values())
 
 
 async def turns_during_a_large_collective(device: str, count: int) -> int:

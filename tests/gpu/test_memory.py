@@ -44,7 +44,6 @@ def test_memory_that_is_staged(stride: int) -> None:
     staging = CudaStaging(whole[::stride])
     staging.host.fill_(7)
     for _ in range(STEPS):
-        staging.store(0, COUNT)
-        staging.settle()
+        staging.store()
     del whole, staging
     check_memory_of_the_next_tensors()

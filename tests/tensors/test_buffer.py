@@ -50,7 +50,6 @@ def test_contiguous_memory_is_the_owners_own(kind):
     assert bytes(buffer.view) == np.arange(12, dtype=np.float32).tobytes()
     buffer.view[4:8] = np.float32(99).tobytes()
     assert as_array(owner)[0, 1] == 99
-    assert bytes(buffer.slice(1, 2)) == np.float32([99, 2]).tobytes()
     assert not buffer.is_staged
 
 

@@ -32,10 +32,16 @@ if TYPE_CHECKING:
     from aiodist.tensors.device_memory import DeviceMemory
 
 
+SMALL = 256 << 10
+"""Up to so many bytes a collective goes through the host: two copies take less than the agreement and the
+meetings of the other way."""
+
+
 class DeviceBackend(CollectiveBackend):
     """CUDA tensors: in memory that the ranks map of each other, else through the host.
 
-    Which way it is the ranks agree in each operation (see `areas`). Messages go through the host.
+    Which way it is the ranks agree in each operation (see `areas`), except where all know that it is
+    `SMALL`. Messages go through the host.
     """
 
     name = NativeBackend.name
@@ -46,13 +52,18 @@ class DeviceBackend(CollectiveBackend):
         make_memory: Callable[[Any], DeviceMemory],
         device: str = "cuda",
         half: int = HALF,
+        small: int = SMALL,
     ) -> None:
-        """``make_memory(torch device)``: called at the first operation on each device."""
+        """``make_memory(torch device)``: called at the first operation on each device.
+
+        ``half``, ``small``: bytes, as `HALF` and `SMALL`; all ranks pass the same.
+        """
         self._group = group
         self._through_host = NativeBackend(group)
         self._make_memory = make_memory
         self._device = device
         self._half = half
+        self._small = small
         self._areas: dict[torch.device, Areas] = {}
 
     def close(self) -> None:
@@ -80,6 +91,9 @@ class DeviceBackend(CollectiveBackend):
         self, operation: Collective[None], timeout: float | None
     ) -> CompletedRecord | Work[None]:
         opened = operation.open(partial(Slot, device=self._device), self._group)
+        nbytes = _agreed_bytes(operation.kind, opened)
+        if nbytes is not None and nbytes <= self._small:
+            return self._through_host.start(operation, timeout)
         op: ReduceOp | None = getattr(operation, "op", None)
         slots = [*opened.inputs, *opened.outputs]
         dtype, reduce = slots[0].dtype, None
@@ -139,6 +153,17 @@ _KINDS = frozenset(
     }
 )
 """Operations that may run in device memory."""
+
+
+def _agreed_bytes(kind: str, opened: Opened[Slot]) -> int | None:
+    """Return the bytes of an operation's result, or of its operand if that is longer.
+
+    None if ranks may know different lengths: then they agree on the way.
+    """
+    if kind in ("gather", "scatter", "all_to_all"):
+        return None
+    given, taken = (sum(slot.nbytes for slot in each) for each in (opened.inputs, opened.outputs))
+    return max(given, taken)
 
 
 def _through_host(native: Any, operation: Collective[None]) -> Any:

@@ -20,11 +20,10 @@ from tests.operations.design import DTYPES, MOVING, NO_OP, NUMPY_ONLY, OPS, REDU
 HALF = 1 << 15
 
 
-def install(memory: MemfdMemory, half: int = HALF) -> None:
-    """Have the default group use ``memory`` for tensors on the CPU."""
-    group = dist.group.WORLD
-    assert group is not None
-    engine_of(group).backend = DeviceBackend(engine_of(group), lambda device: memory, "cpu", half)
+def install(memory: MemfdMemory, small: int = 0) -> None:
+    """Have the default group use ``memory`` for tensors on the CPU, beyond ``small`` bytes."""
+    group = engine_of()
+    group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF, small)
 
 
 @pytest.fixture
@@ -74,6 +73,27 @@ async def test_every_operation(
     wrong = await run_ranks(size, on_rank, timeout=scaled(30))
     complain([each for rank in wrong for each in rank])
     assert [len(memory.opened) for memory in used] == [size - 1] * size
+
+
+async def test_collectives_of_little_data_go_through_the_host_where_all_ranks_know_the_length(
+    memories: Callable[..., MemfdMemory],
+) -> None:
+    async def body(rank: int) -> None:
+        memory = memories()
+        install(memory, small=4 * 3000)
+        for count, mapped in ((3000, 0), (3001, 1)):
+            tensor = torch.full((count,), rank + 1, dtype=torch.int32)
+            await dist.all_reduce(tensor)
+            await dist.broadcast(tensor.add_(rank), 0)
+            assert tensor.tolist() == [3] * count
+            halves = [
+                torch.empty(count // 2 + (r and count % 2), dtype=torch.int32) for r in (0, 1)
+            ]
+            await dist.all_gather(halves, torch.full_like(halves[rank], rank))
+            assert [half.unique().tolist() for half in halves] == [[0], [1]]
+            assert len(memory.opened) == mapped
+
+    await run_ranks(2, body)
 
 
 async def test_operations_under_way_at_once_take_turns(

@@ -73,6 +73,6 @@ def refused(rank: int, size: int) -> None:
 
 def staged_training(rank: int, size: int) -> None:
     """DDP where each tensor goes through a staged copy, as CUDA tensors do."""
-    with copied_by_thread(1 << 10) as engine:
+    with copied_by_thread() as engine:
         equals_whole_batch(rank, size)
     assert {what for what, _ in engine.asked} == {"load", "store"}
