@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aiodist.tensors.device_memory import DeviceMemory
 
 
-SMALL = 256 << 10
+SMALL = 2 << 20
 """Up to so many bytes a collective goes through the host: two copies take less than the agreement and the
 meetings of the other way."""
 

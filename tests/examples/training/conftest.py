@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 RECIPES = Path(__file__).parents[3] / "examples" / "training"
 SEVERAL = Path(__file__).with_name("programs") / "several.py"
@@ -78,16 +76,3 @@ def recipes(launch: Callable[..., str], tmp_path: Path) -> Recipes:
         return ended
 
     return run
-
-
-def write_images(root: Path, classes: Sequence[str], count: int) -> None:
-    """Write ``count`` images of each class into ``root/train`` and ``root/val``: a class is a colour."""
-    random = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for number, name in enumerate(classes):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for image in range(count):
-                pixels = random.integers(0, 120, (24 + image % 5, 20 + image % 7, 3), np.uint8)
-                pixels[..., number % 3] += 100
-                Image.fromarray(pixels).save(folder / f"{image}.{('png', 'jpg')[image % 2]}")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.training.conftest import RECIPES, CompletedRun, write_images
+from tests.examples.training.conftest import RECIPES, CompletedRun
+from tests.images import write_images
 from tests.limits import scaled
 
 BY_HAND = Path(__file__).with_name("programs") / "by_hand.py"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.examples.training.conftest import RECIPES, CompletedRun, write_images
+from tests.examples.training.conftest import RECIPES, CompletedRun
+from tests.images import write_images
 from tests.warm_python import WarmPython
 
 Recipes = Callable[..., list[CompletedRun]]

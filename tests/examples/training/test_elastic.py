@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.examples.training.conftest import RECIPES, write_images
+from tests.examples.training.conftest import RECIPES
+from tests.images import write_images
 from tests.limits import scaled
 from tests.warm_python import WarmPython
 
