@@ -205,7 +205,7 @@ $(EMULATED)/.installed: pyproject.toml
 	@python=; $(find_python); "$$python" -m venv --clear $(EMULATED)
 	@echo "== install: torch for CUDA"
 	@$(EMULATED)/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
-		torch==2.11.0 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 pytest -e .
+		torch==2.11.0 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 pytest aiohttp pillow psutil tqdm -e .
 	@touch $@
 
 test-gpu-emulated: $(EMULATED)/.installed

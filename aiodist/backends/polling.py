@@ -22,8 +22,8 @@ class Poll:
     """Poll ``is_over()`` from the loop until it returns True, then call ``done(None)``.
 
     For conditions without a callback, such as a CUDA event. In the first millisecond each turn of the
-    loop polls and offers its core to other processes; after that the pauses are an eighth of the time
-    that has passed, at most 5 ms. A short operation is noticed soon, and a long one costs few
+    loop polls, and offers its core to other processes. After that the pauses are an eighth of the
+    time that has passed, at most 5 ms. A short operation is noticed soon, and a long one costs few
     wake-ups. An error of ``is_over`` goes to ``done``.
     """
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+import aiodist.torch_backend  # noqa: F401  # lets torch know of the backend: aiodist is not installed here
+
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
     script = Path(sys.argv[0])

@@ -1,4 +1,4 @@
-"""The training recipes on two ranks that share a GPU."""
+"""The training recipes that use a GPU, on two ranks that share one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.gpu.jobs import ROOT, run_job
 from tests.images import write_images
 
 RECIPE = Path(__file__).with_name("recipe.py")
-ARGUMENTS = ("--image-size", "16", "-b", "16", "--epochs", "3", "--lr", "0.02")
+ARGUMENTS = ("--arch", "mlp", "--image-size", "16", "-b", "16", "--epochs", "3", "--lr", "0.02")
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +21,6 @@ pytestmark = pytest.mark.gpu
         ("distributed.py",),
         ("mixed_precision.py",),
         ("horovod_style.py",),
-        ("from_scratch.py",),
-        ("from_scratch.py", "--own-ring"),
         ("local_sgd.py",),
         ("async_training.py", "--port", "0"),
         ("elastic.py",),
@@ -30,7 +28,6 @@ pytestmark = pytest.mark.gpu
     ids=" ".join,
 )
 def test_replicas_learn_the_same(recipe: tuple[str, ...], tmp_path: Path) -> None:
-    pytest.importorskip("tqdm", reason="the recipes show progress by tqdm")
     data = tmp_path / "images"
     write_images(data, ("red", "green", "blue"), 16)
     name, *options = recipe
