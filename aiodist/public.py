@@ -83,6 +83,15 @@ from aiodist.api.objects import (
 )
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from aiodist.api.persistent import (
+    all_gather_into_tensor_init,
+    all_reduce_init,
+    all_to_all_single_init,
+    barrier_init,
+    broadcast_init,
+    reduce_init,
+    reduce_scatter_tensor_init,
+)
 from aiodist.api.process_group import ProcessGroup
 from aiodist.api.process_group_context import process_group
 from aiodist.api.recovery import grow, revoke, shrink
@@ -113,6 +122,7 @@ from aiodist.errors import (
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.membership_events import MembershipEvent
 from aiodist.groups.message import Received, ReceivedObject
+from aiodist.groups.persistent_collective import PersistentCollective
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.service import Service, serving
@@ -163,6 +173,7 @@ __all__ = [
     "Operation",
     "P2POp",
     "PeerLostError",
+    "PersistentCollective",
     "PrefixStore",
     "ProcessGroup",
     "ProtocolError",
@@ -183,19 +194,24 @@ __all__ = [
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_init",
     "all_gather_multigpu",
     "all_gather_new",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
     "all_reduce_coalesced",
+    "all_reduce_init",
     "all_reduce_multigpu",
     "all_to_all",
     "all_to_all_single",
+    "all_to_all_single_init",
     "barrier",
+    "barrier_init",
     "batch_isend_irecv",
     "breakpoint",
     "broadcast",
+    "broadcast_init",
     "broadcast_multigpu",
     "broadcast_new",
     "broadcast_object",
@@ -241,11 +257,13 @@ __all__ = [
     "recv_object",
     "recv_object_list",
     "reduce",
+    "reduce_init",
     "reduce_multigpu",
     "reduce_op",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_init",
     "register_elastic",
     "register_type",
     "rejoin",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-from aiodist.api import blocks, collectives, object_streams, objects, p2p, state
+from aiodist.api import blocks, collectives, object_streams, objects, p2p, persistent, state
 from aiodist.api.collectives import Timeout
 from aiodist.api.object_streams import DEFAULT_MAX_BYTES
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.handle import GroupHandle
 from aiodist.groups.message import Received, ReceivedObject
 from aiodist.groups.operation import Tensor
+from aiodist.groups.persistent_collective import PersistentCollective
 from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
@@ -211,6 +212,74 @@ class GroupOperations(GroupHandle):
     all_gather_single = all_gather_into_tensor  # torch's newer name
 
     reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
+
+    def barrier_init(self) -> PersistentCollective:
+        """Prepare a `barrier`, which each ``start()`` of the result runs. See `aiodist.barrier_init`."""
+        return persistent.barrier_init(self)
+
+    def broadcast_init(
+        self, tensor: Tensor, src: int | None = None, group_src: int | None = None
+    ) -> PersistentCollective:
+        """Prepare a `broadcast` of ``tensor``, which each ``start()`` of the result runs.
+
+        See `aiodist.broadcast_init`.
+        """
+        return persistent.broadcast_init(tensor, src, self, group_src)
+
+    def reduce_init(
+        self,
+        tensor: Tensor,
+        dst: int | None = None,
+        op: ReduceOp | str = ReduceOp.SUM,
+        group_dst: int | None = None,
+    ) -> PersistentCollective:
+        """Prepare a `reduce` of ``tensor``, which each ``start()`` of the result runs.
+
+        See `aiodist.reduce_init`.
+        """
+        return persistent.reduce_init(tensor, dst, op, self, group_dst)
+
+    def all_reduce_init(
+        self, tensor: Tensor, op: ReduceOp | str = ReduceOp.SUM
+    ) -> PersistentCollective:
+        """Prepare an `all_reduce` of ``tensor``, which each ``start()`` of the result runs.
+
+        See `aiodist.all_reduce_init`.
+        """
+        return persistent.all_reduce_init(tensor, op, self)
+
+    def all_gather_into_tensor_init(
+        self, output_tensor: Tensor, input_tensor: Tensor
+    ) -> PersistentCollective:
+        """Prepare an `all_gather_into_tensor`, which each ``start()`` of the result runs.
+
+        See `aiodist.all_gather_into_tensor_init`.
+        """
+        return persistent.all_gather_into_tensor_init(output_tensor, input_tensor, self)
+
+    def reduce_scatter_tensor_init(
+        self, output: Tensor, input: Tensor, op: ReduceOp | str = ReduceOp.SUM
+    ) -> PersistentCollective:
+        """Prepare a `reduce_scatter_tensor`, which each ``start()`` of the result runs.
+
+        See `aiodist.reduce_scatter_tensor_init`.
+        """
+        return persistent.reduce_scatter_tensor_init(output, input, op, self)
+
+    def all_to_all_single_init(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+    ) -> PersistentCollective:
+        """Prepare an `all_to_all_single`, which each ``start()`` of the result runs.
+
+        See `aiodist.all_to_all_single_init`.
+        """
+        return persistent.all_to_all_single_init(
+            output, input, output_split_sizes, input_split_sizes, self
+        )
 
     def isend(
         self,

@@ -8,7 +8,12 @@ from typing import Any
 from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
+from aiodist.groups.collective_backend import (
+    CollectiveBackend,
+    ObjectStream,
+    Start,
+    StreamSettings,
+)
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.operation import Operation, Tensor
@@ -35,9 +40,14 @@ class MixedBackend(CollectiveBackend):
     def start(
         self, operation: Operation[T], timeout: float | None = None
     ) -> CompletedRecord | Work[T]:
+        return self._backend_for(operation).start(operation, timeout)
+
+    def prepare(self, operation: Operation[Any]) -> Start:
+        return self._backend_for(operation).prepare(operation)
+
+    def _backend_for(self, operation: Operation[Any]) -> CollectiveBackend:
         tensor = operation.placed
-        backend = self._first if tensor is None else self.backend_of(tensor)
-        return backend.start(operation, timeout)
+        return self._first if tensor is None else self.backend_of(tensor)
 
     def _serve(self, device: str, backend: CollectiveBackend) -> None:
         """From now on ``backend`` has the tensors of ``device``."""

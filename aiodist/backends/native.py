@@ -15,8 +15,9 @@ from aiodist.backends.gradual_copy import (
     write_back_gradually,
 )
 from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.native_objects import NativeObjects, Start
+from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.plan_cache import Plan, PlanCache, views_of
+from aiodist.backends.prepared import PreparedCollective
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import are_staged, cut, open_buffer
 from aiodist.collectives import calls
@@ -24,7 +25,12 @@ from aiodist.collectives.calls import Call
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.rule_tables import Tables
 from aiodist.completion import T
-from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
+from aiodist.groups.collective_backend import (
+    CollectiveBackend,
+    ObjectStream,
+    Start,
+    StreamSettings,
+)
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Opened, Operation, Tensor
 from aiodist.groups.work import Work
@@ -103,6 +109,18 @@ class NativeBackend(CollectiveBackend):
             tried = views is not None
             started = self._as_its_loop(self._begin, operation, key, plan, tried, timeout)
         return started  # type: ignore[no-any-return]
+
+    def prepare(self, operation: Operation[Any]) -> Start:
+        if operation.kind not in self._bodies:
+            return self.start
+        collective: Any = operation
+        opened = collective.open(open_buffer, self._group)  # checks the arguments
+        key = operation.key()
+        plan: Any = self.plans.get(key) or self.plans.make(key, collective, opened)
+        views = plan.views(operation)
+        if views is None:
+            return self.start
+        return PreparedCollective(plan, operation, views, self.start).start
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         open_buffer(tensor, "tensor", writable=writable)

@@ -8,11 +8,11 @@ from typing import Any
 
 from aiodist.backends.announcements import decline, is_announcement
 from aiodist.backends.gradual_copy import write_back_gradually
-from aiodist.backends.native_objects import Start
 from aiodist.backends.plan_cache import PlanCache
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import open_buffer
 from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.groups.collective_backend import Start
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Received, Recv, RecvNew, Send

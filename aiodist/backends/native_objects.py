@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
 from aiodist.collectives.scatter_linear import scatter_new
 from aiodist.completion import T
+from aiodist.groups.collective_backend import Start
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import RecvObject, SendObject
@@ -39,9 +40,6 @@ from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta
 from aiodist.tensors.codec import TensorExtension
 from aiodist.wire.object_codec import Envelope, ObjectCodec, Packed, read_envelope
 from aiodist.wire.registered_types import current_types
-
-Start = Callable[[Any, float | None], Any]
-"""Start an operation of one kind, with a timeout in seconds: what `CollectiveBackend.start` returns."""
 
 ObjectCollective = BroadcastObject[Any] | AllGatherObject | GatherObject | ScatterObject
 

@@ -50,6 +50,10 @@ class CachedPlan(Protocol):
         """
 
 
+Signed = tuple[TensorSignature[Any], Any]
+"""A tensor, and the signature that it has."""
+
+
 class Plan:
     """What equal collectives share. Its tensors are opened by `Operation.open` in each call."""
 
@@ -72,6 +76,10 @@ class Plan:
         """As `CachedPlan.views`."""
         return None
 
+    def signed(self, operation: Any) -> Sequence[Signed]:
+        """Return the tensors on whose memory `views` depends."""
+        return ()
+
 
 class NoTensorPlan(Plan):
     """The plan of a barrier."""
@@ -85,10 +93,11 @@ class NoTensorPlan(Plan):
 class OneTensorPlan(Plan):
     """The plan of a collective on one tensor whose bytes lie in host memory without gaps."""
 
-    __slots__ = ("_address_of", "_kept", "_open")
+    __slots__ = ("_address_of", "_kept", "_open", "_signature")
 
     def __init__(self, plan: Plan, signature: TensorSignature[DataView]) -> None:
         super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.start)
+        self._signature = signature
         self._address_of = signature.address_of
         self._kept = signature.kept
         self._open = signature.open
@@ -97,6 +106,9 @@ class OneTensorPlan(Plan):
         tensor = operation.tensor
         address = self._address_of(tensor)
         return self._kept.get(address) or self._open(tensor, address)
+
+    def signed(self, operation: Any) -> Sequence[Signed]:
+        return [(self._signature, operation.tensor)]
 
 
 class TwoTensorPlan(Plan):
@@ -115,6 +127,9 @@ class TwoTensorPlan(Plan):
         source = self._source.memory(operation.tensor)
         target = self._target.memory(operation.output)
         return None if source is None or target is None else (source, target)
+
+    def signed(self, operation: Any) -> Sequence[Signed]:
+        return [(self._source, operation.tensor), (self._target, operation.output)]
 
 
 class PlanCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from aiodist.completion import T
@@ -10,6 +11,9 @@ from aiodist.deadline import Deadline
 from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+
+Start = Callable[[Any, float | None], CompletedRecord | Work[Any]]
+"""Starts an operation within a timeout, as `CollectiveBackend.start`."""
 
 
 class ObjectStream(ABC):
@@ -120,6 +124,13 @@ class CollectiveBackend(ABC):
         A thread that drives the loop while the loop stands still may call this, and no loop runs
         there. So all that needs a running loop goes through `RankWorld.as_its_loop`.
         """
+
+    def prepare(self, operation: Operation[Any]) -> Start:
+        """Return what starts ``operation``, and no other one, as `start` does; as often as it is called.
+
+        Raises what `start` raises for the operation's arguments, unless they are checked when it starts.
+        """
+        return self.start
 
     @abstractmethod
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:

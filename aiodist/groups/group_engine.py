@@ -13,6 +13,7 @@ from aiodist.collectives.shm_exchange import Exchange
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
+from aiodist.groups.collective_backend import Start
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext
@@ -79,7 +80,9 @@ class GroupEngine(Messaging):
         self._turns: list[Pending[None]] = []
         self._trouble: Exception | None = None  # of the next collective, which fails with it
         self._idle: ShmCollective | None = None  # the object of the next one in shared memory
-        self._wake_due = 0  # of `time.monotonic_ns`: who sleeps is woken before the next one is published
+        self._wake_due = (
+            0  # of `time.monotonic_ns`: who sleeps is woken before the next one is published
+        )
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
         self.agreements = GroupAgreements(self)
         self.communicator: ShmCommunicator | None = None
@@ -89,15 +92,21 @@ class GroupEngine(Messaging):
 
     # -- operations
 
-    def start(self, operation: Operation[T], timeout: float | timedelta | None = None) -> Work[T]:
+    def start(
+        self,
+        operation: Operation[T],
+        timeout: float | timedelta | None = None,
+        begin: Start | None = None,
+    ) -> Work[T]:
         """Start ``operation``. Every API starts it by this, or by the backend's `start` itself.
 
-        ``timeout``: a timedelta or seconds; the group's where None. Raises ValueError or TypeError
-        for an invalid one, and what `CollectiveBackend.start` raises.
+        ``timeout``: a timedelta or seconds; the group's where None. ``begin``: what the backend has
+        prepared for the operation. Raises ValueError or TypeError for an invalid timeout, and what
+        `CollectiveBackend.start` raises.
         """
         if timeout is not None:
             timeout = to_seconds(timeout)
-        done = self.backend.start(operation, timeout)
+        done = (begin or self.backend.start)(operation, timeout)
         if isinstance(done, tuple):  # as `completed`, without its call
             return CompletedWork(self._loop, done, self._spin_policy.turn_is_due(done[-1]))
         done._called_here()

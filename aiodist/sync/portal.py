@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
 from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.groups.collective_backend import Start
 from aiodist.groups.deferred import DeferredWork
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Operation
@@ -109,6 +110,8 @@ class Portal:
                     work = _as_running(loop, call)
                     if blocks:
                         ended = self._drive(loop, work, held)
+                    elif isinstance(work, Work) and work._done and not loop.has_callbacks():
+                        handoff.give_back()  # the loop has nothing to do for it
                     else:
                         handoff.resume()
                 except BaseException:
@@ -125,16 +128,24 @@ class Portal:
         return work if drives else self._call(loop, call, blocks)
 
     def start(
-        self, async_op: bool, group: GroupEngine, operation: Operation[Any], timeout: Timeout
+        self,
+        async_op: bool,
+        group: GroupEngine,
+        operation: Operation[Any],
+        timeout: Timeout,
+        begin: Start | None = None,
     ) -> Any:
-        """Start ``operation`` of ``group``. Return its `Work`, or its result unless ``async_op``."""
+        """Start ``operation`` of ``group``. Return its `Work`, or its result unless ``async_op``.
+
+        ``begin``: as of `GroupEngine.start`.
+        """
         seconds = None if timeout is None else to_seconds(timeout)
         if async_op or coalescing() is not None:
-            start = partial(self.apply, group.start, False, (operation, seconds), {})
+            start = partial(self.apply, group.start, False, (operation, seconds, begin), {})
             return overlapped(start, operation.written, async_op)
         if _running_loop() is not None:
             with blocking_in_cell(operation.kind):
-                return self.start(async_op, group, operation, seconds)
+                return self.start(async_op, group, operation, seconds, begin)
         loop, handoff, ended = self._loop, self.handoff, None
         if loop is None or loop is not group.world.its_loop:
             stand_in = current_world().reached(group)
@@ -146,7 +157,7 @@ class Portal:
                 try:
                     if self._posted:
                         _as_running(loop, partial(_run_all, self._posted))
-                    work = group.backend.start(operation, seconds)
+                    work = (begin or group.backend.start)(operation, seconds)
                     if isinstance(work, tuple):  # it has completed
                         handoff.give_back()
                     else:
@@ -162,7 +173,9 @@ class Portal:
             return self._wait(loop, work, ended, held)
         if held:
             handoff.interrupts.release()
-        return None if drives else self._call(loop, partial(group.start, operation, seconds), True)
+        if drives:
+            return None
+        return self._call(loop, partial(group.start, operation, seconds, begin), True)
 
     def _wait(
         self,

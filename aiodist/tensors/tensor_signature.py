@@ -27,11 +27,19 @@ class TensorSignature(Generic[M]):
     Not for what outlives the call: a `Buffer` holds on to its tensor, and this does not.
     """
 
-    __slots__ = ("_make", "_open", "address_of", "kept")
+    __slots__ = ("_make", "_open", "address_of", "kept", "pointer_of")
 
-    def __init__(self, address_of: Address, open_at: Open, make: Callable[[memoryview], M]) -> None:
-        """``make(bytes)``: what the user wants of them."""
+    def __init__(
+        self,
+        address_of: Address,
+        open_at: Open,
+        make: Callable[[memoryview], M],
+        pointer_of: Address | None = None,
+    ) -> None:
+        """``make(bytes)``: what the user wants of them. ``pointer_of``: ``address_of`` where None."""
         self.address_of = address_of
+        self.pointer_of = pointer_of or address_of
+        """As ``address_of``, for a tensor whose layout was looked at before, and is the same."""
         self.kept: dict[int, M] = {}
         """What `open` made before. For those who ask often: look here first."""
         self._open = open_at

@@ -86,7 +86,7 @@ def signature_of(
             return None
         return bytes_at(address, nbytes)
 
-    return TensorSignature(address_of, open_at, make)
+    return TensorSignature(address_of, open_at, make, Tensor.data_ptr)
 
 
 def open_staged(

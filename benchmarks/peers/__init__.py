@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 
 from aiodist.bench import peers as bench
@@ -12,10 +13,13 @@ from benchmarks.arrival.wakeup import WakeUp
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.floor_tcp import FloorTcp
+from benchmarks.peers.persistent import AsyncPersistent, BlockingPersistent
 
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
     {
         **bench.PEERS,
+        "async-persistent": partial(AsyncPersistent, "async-persistent", None),
+        "blocking-persistent": partial(BlockingPersistent, "blocking-persistent", None),
         "floor": Floor,
         "floor-shared": FloorShared,
         "floor-tcp": FloorTcp,
@@ -25,8 +29,10 @@ PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
 
 FLOORS = frozenset({"floor", "floor-shared", "floor-tcp", "wake-up"})
 """No libraries: what there is to reach."""
-LIBRARIES = tuple(name for name in PEERS if name not in FLOORS)
-ON_A_HOST = tuple(name for name in PEERS if name not in ("floor-tcp", "wake-up"))
+_PERSISTENT = frozenset({"async-persistent", "blocking-persistent"})
+"""Measured where they are asked for: an ordinary call is what programs make."""
+LIBRARIES = tuple(name for name in PEERS if name not in FLOORS | _PERSISTENT)
+ON_A_HOST = tuple(name for name in PEERS if name not in {"floor-tcp", "wake-up", *_PERSISTENT})
 BETWEEN_HOSTS = ("gloo", "async-tcp", "blocking-tcp", "floor-tcp")
 ON_HOSTS_OF_SEVERAL = ("gloo", "async", "blocking", "floor-tcp")
 """What is compared where, unless a run says otherwise."""
@@ -34,6 +40,8 @@ ON_HOSTS_OF_SEVERAL = ("gloo", "async", "blocking", "floor-tcp")
 LABELS = MappingProxyType(
     {
         **bench.LABELS,
+        "async-persistent": "aiodist, async, persistent",
+        "blocking-persistent": "aiodist, blocking, persistent",
         "floor": "no library",
         "floor-shared": "no library, shared tensors",
         "floor-tcp": "no library",

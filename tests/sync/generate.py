@@ -29,7 +29,7 @@ STARTED = ("collectives", "blocks", "p2p", "objects", "multigpu")
 """Modules of `aiodist.api` whose functions start an operation on ``group``."""
 
 BLOCKING = (*STARTED, "groups", "state")
-BOUND = ("collectives", "blocks", "p2p", "objects", "object_streams", "state")
+BOUND = ("collectives", "blocks", "persistent", "p2p", "objects", "object_streams", "state")
 
 WITHOUT_ASYNC_OP = {"monitored_barrier"}
 """Collectives without a result that have no ``async_op`` in torch."""
@@ -74,7 +74,7 @@ class Source:
         for node in self.body:
             if isinstance(node, Function) and not node.name.startswith("_"):
                 returns = annotation(node)
-                starts = "Work[" in returns or returns == "ObjectStream"
+                starts = "Work[" in returns or returns in ("ObjectStream", "PersistentCollective")
                 if starts or isinstance(node, ast.AsyncFunctionDef):
                     yield node
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as torch_dist
 
 from aiodist.backends.algorithm_choice import AlgorithmChoice
-from aiodist.backends.native_objects import NativeObjects, Start
+from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.sends import Sends
 from aiodist.backends.torch_groups.collecting import (
     OpenedCall,
@@ -25,7 +25,7 @@ from aiodist.backends.torch_groups.reduce_ops import Change, Reducing, reducing
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.completion import T
 from aiodist.deadline import Deadline
-from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Operation, Tensor

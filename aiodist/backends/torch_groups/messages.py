@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from aiodist.backends.native_objects import Start
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.backends.torch_groups.transfers import Transfer, Transfers
@@ -22,6 +21,7 @@ from aiodist.errors import (
     InvalidUsageError,
     StoreTimeoutError,
 )
+from aiodist.groups.collective_backend import Start
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Received, Recv, RecvNew, Send
