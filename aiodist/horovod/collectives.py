@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+import aiodist.sync as dist
 from aiodist.horovod import ranks as job
 from aiodist.horovod.async_collectives import (
     Average,
@@ -43,78 +44,26 @@ def _compressed(compression: Compressor, tensor: Tensor) -> tuple[Tensor, Any]:
     return compression.compress(check_tensor(tensor))
 
 
-class _AllReduce(torch.autograd.Function):
+class _Collective(torch.autograd.Function):
+    """A function of tensors, with another collective as its backward."""
+
     @staticmethod
-    def forward(ctx: Any, options: dict[str, Any], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.options = options
-        return tuple(grouped_allreduce_async(tensors, **options).wait())
+    def forward(
+        ctx: Any, run: Callable[..., Any], gradient: Callable[..., Any], *tensors: Tensor
+    ) -> Any:
+        ctx.gradient = gradient
+        found = run(*tensors)
+        return tuple(found) if isinstance(found, list) else found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *grouped_allreduce_async(grads, **ctx.options).wait()
+        found = ctx.gradient(*grads)
+        return None, None, *(found if isinstance(found, list) else [found])
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, process_set: ProcessSet) -> Tensor:
-        output: Tensor = allgather_async(tensor, None, process_set).wait()
-        ctx.shape, ctx.process_set = tensor.shape, process_set
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        mean: Tensor = allreduce_async(grads[0], process_set=ctx.process_set).wait()
-        rows = ctx.shape[0] if ctx.shape else 1
-        counts = allgather_async(torch.tensor([rows]), None, ctx.process_set).wait().tolist()
-        return torch.split(mean, counts)[ctx.process_set.rank()].reshape(ctx.shape), None
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, process_set: ProcessSet) -> Tensor:
-        ctx.root_rank, ctx.process_set = root_rank, process_set
-        output: Tensor = broadcast_async(tensor, root_rank, None, process_set).wait()
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        mean: Tensor = allreduce_async(grads[0], process_set=ctx.process_set).wait()
-        return mean if job.rank() == ctx.root_rank else torch.zeros_like(mean), None, None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, splits: Any, process_set: ProcessSet
-    ) -> tuple[Tensor, Tensor]:
-        output, received = alltoall_async(tensor, splits, None, process_set).wait()
-        ctx.received, ctx.process_set = received, process_set
-        ctx.mark_non_differentiable(received)
-        return output, received
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        grad, _ = alltoall_async(grads[0], ctx.received, None, ctx.process_set).wait()
-        return grad, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, op: Op, process_set: ProcessSet, *factors: float
-    ) -> Tensor:
-        ctx.op, ctx.process_set, ctx.factors = op, process_set, factors
-        output: Tensor = reducescatter_async(tensor, None, op, process_set, *factors).wait()
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad: Tensor = allgather_async(grads[0], None, ctx.process_set).wait()
-        scale = ctx.factors[0] * ctx.factors[1]
-        # As Horovod has it: a mean over the ranks, unless it is asked for the sum.
-        if ctx.op is Sum:
-            scale *= ctx.process_set.size()
-        return grad * scale, None, None, None, None
+def _differentiable(run: Callable[..., Any], gradient: Callable[..., Any], *tensors: Tensor) -> Any:
+    """Return ``run(*tensors)``. ``gradient``: makes gradients of the tensors from those of the result."""
+    return _Collective.apply(run, gradient, *tensors)  # type: ignore[no-untyped-call]
 
 
 def grouped_allreduce(
@@ -151,13 +100,15 @@ def grouped_allreduce(
     """
     engine_op(op, average)
     packed = [_compressed(compression, tensor) for tensor in tensors]
-    options = {
-        "op": (Average if average else Sum) if average is not None else op,
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "process_set": process_set,
-    }
-    reduced = _AllReduce.apply(options, *(tensor for tensor, _ in packed))  # type: ignore[no-untyped-call]
+    if average is not None:
+        op = Average if average else Sum
+
+    def reduce(*several: Tensor) -> list[Tensor]:
+        return grouped_allreduce_async(
+            several, None, None, op, prescale_factor, postscale_factor, process_set
+        ).wait()
+
+    reduced = _differentiable(reduce, reduce, *(tensor for tensor, _ in packed))
     return [
         compression.decompress(tensor, ctx)
         for tensor, (_, ctx) in zip(reduced, packed, strict=True)
@@ -220,7 +171,17 @@ def allgather(
         InvalidUsageError: Dtypes or other dimensions differ. It is raised on all ranks.
         CollectiveError: What `aiodist.all_gather` raises.
     """
-    output: Tensor = _AllGather.apply(tensor, process_set)  # type: ignore[no-untyped-call]
+    shape = check_tensor(tensor).shape
+
+    def gradient(grad: Tensor) -> Tensor:
+        mean = allreduce_async(grad, process_set=process_set).wait()
+        rows = shape[0] if shape else 1
+        counts = allgather_async(torch.tensor([rows]), None, process_set).wait().tolist()
+        return torch.split(mean, counts)[dist.get_rank(process_set.group())].reshape(shape)
+
+    output: Tensor = _differentiable(
+        lambda rows: allgather_async(rows, None, process_set).wait(), gradient, tensor
+    )
     return output
 
 
@@ -266,7 +227,14 @@ def broadcast(
     Raises:
         CollectiveError: What `aiodist.broadcast` raises.
     """
-    output: Tensor = _Broadcast.apply(tensor, root_rank, process_set)  # type: ignore[no-untyped-call]
+
+    def gradient(grad: Tensor) -> Tensor:
+        mean = allreduce_async(grad, process_set=process_set).wait()
+        return mean if job.rank() == root_rank else torch.zeros_like(mean)
+
+    output: Tensor = _differentiable(
+        lambda own: broadcast_async(own, root_rank, None, process_set).wait(), gradient, tensor
+    )
     return output
 
 
@@ -293,7 +261,13 @@ def alltoall(
         TypeError: ``splits`` are no integers.
         CollectiveError: What `aiodist.all_to_all_single` raises.
     """
-    output, received = _AllToAll.apply(tensor, splits, process_set)  # type: ignore[no-untyped-call]
+
+    def gradient(grad: Tensor, _: Tensor) -> Tensor:
+        return alltoall_async(grad, received, None, process_set).wait()[0]
+
+    output, received = _differentiable(
+        lambda rows: alltoall_async(rows, splits, None, process_set).wait(), gradient, tensor
+    )
     return output if splits is None else (output, received)
 
 
@@ -328,7 +302,18 @@ def reducescatter(
     """
     packed, ctx = _compressed(compression, tensor)
     factors = (prescale_factor, postscale_factor)
-    output: Tensor = _ReduceScatter.apply(packed, op, process_set, *factors)  # type: ignore[no-untyped-call]
+
+    def gradient(grad: Tensor) -> Tensor:
+        # As Horovod has it: a mean over the ranks, unless it is asked for the sum.
+        n_parts = dist.get_world_size(process_set.group()) if op is Sum else 1
+        scale = prescale_factor * postscale_factor * n_parts
+        return allgather_async(grad, None, process_set).wait() * scale
+
+    output: Tensor = _differentiable(
+        lambda rows: reducescatter_async(rows, None, op, process_set, *factors).wait(),
+        gradient,
+        packed,
+    )
     return compression.decompress(output, ctx)
 
 
