@@ -26,6 +26,7 @@ from aiodist.launch.quantities import sizes
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.supervisor import run_job
 from aiodist.launch.target import module_program
+from aiodist.links.host import own_cores
 
 OURS = ("async", "blocking")
 DEFAULT_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -153,21 +154,18 @@ def _job(nodes: Nodes, ranks: int, order: str) -> JobSpec:
         program=module_program("aiodist.bench.measuring_rank"),
         arguments=(order,),
         nproc=ranks,
-        nnodes=nodes.nnodes,
-        node_rank=nodes.node_rank,
-        master_addr=nodes.master_addr,
-        master_port=nodes.master_port,
         prefix=False,
         environment=environment,
+        **nodes._asdict(),
     )
 
 
 def _warn_if_busy(ranks: int) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if ranks > (cores or 1):
+    cores = len(own_cores())
+    if ranks > cores:
         sys.stderr.write(f"aiodist: {ranks} ranks share {cores} cores, which costs all libraries\n")
     load = os.getloadavg()[0]
-    if load > 0.5 * (cores or 1):
+    if load > 0.5 * cores:
         sys.stderr.write(
             f"aiodist: the machine is busy (load {load:.1f} on {cores} cores), and the times are too\n"
         )
@@ -189,5 +187,4 @@ def _show(rows: Sequence[Row], against: str | None) -> None:
 def _machine() -> str:
     from importlib.metadata import version
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores, torch {version('torch')}, aiodist {version('aiodist')}"
+    return f"{len(own_cores())} cores, torch {version('torch')}, aiodist {version('aiodist')}"

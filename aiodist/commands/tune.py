@@ -75,17 +75,14 @@ def _job(nodes: Nodes, number: int, per_node: int, order: str) -> JobSpec:
 
     A node that is quick would else meet the rank 0 of the job before.
     """
-    port = nodes.master_port
     if nodes.nnodes > 1:
-        port = (DEFAULT_MASTER_PORT if port is None else port) + number
+        port = DEFAULT_MASTER_PORT if nodes.master_port is None else nodes.master_port
+        nodes = nodes._replace(master_port=port + number)
     return JobSpec(
         program=module_program("aiodist.tuning.tuning_rank"),
         arguments=(order,),
         nproc=per_node,
-        nnodes=nodes.nnodes,
-        node_rank=nodes.node_rank,
-        master_addr=nodes.master_addr,
-        master_port=port,
+        **nodes._asdict(),
     )
 
 

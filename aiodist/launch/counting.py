@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import glob
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 
 from aiodist.errors import InvalidUsageError
+from aiodist.links.host import own_cores
 
 
 def process_count(text: str, gpus: Callable[[], int] | None = None) -> int:
@@ -18,14 +18,14 @@ def process_count(text: str, gpus: Callable[[], int] | None = None) -> int:
     """
     word = text.strip().lower()
     if word == "cpu":
-        return _cpus()
+        return len(own_cores())
     if word == "gpu":
         count = (gpus or _gpus)()
         if count == 0:
             raise InvalidUsageError("torch sees no GPU on this host: pass a number, or 'cpu'")
         return count
     if word == "auto":
-        return (gpus or _likely_gpus)() or _cpus()
+        return (gpus or _likely_gpus)() or len(own_cores())
     try:
         count = int(word)
     except ValueError:
@@ -35,13 +35,6 @@ def process_count(text: str, gpus: Callable[[], int] | None = None) -> int:
     if count < 1:
         raise InvalidUsageError(f"the number of processes must be at least 1, not {count}")
     return count
-
-
-def _cpus() -> int:
-    """Cores this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _likely_gpus() -> int:

@@ -23,6 +23,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from aiodist.errors import DistError, ProtocolError
+from aiodist.links.interfaces import family_of
 from aiodist.observe.clock import estimate
 from aiodist.observe.observer import Observer
 from aiodist.observe.query_protocol import (
@@ -91,8 +92,7 @@ class Server:
                 mine = observer.identity
                 here.bind("\0" + socket_name(os.geteuid(), mine.job, mine.rank, mine.pid))
             if host is not None:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                there = socket.socket(family, socket.SOCK_STREAM)
+                there = socket.socket(family_of(host), socket.SOCK_STREAM)
                 self._listeners.append(there)
                 there.bind((host, 0))
                 self.address = f"{host}:{there.getsockname()[1]}"

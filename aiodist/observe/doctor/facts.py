@@ -16,7 +16,14 @@ from pathlib import Path
 from time import monotonic
 
 from aiodist.errors import DistError, ProtocolError
-from aiodist.links.interfaces import choose_hosts, default_address, list_interfaces, route_to
+from aiodist.links.host import own_cores
+from aiodist.links.interfaces import (
+    choose_hosts,
+    default_address,
+    family_of,
+    list_interfaces,
+    route_to,
+)
 from aiodist.rendezvous.meeting import host_identity
 
 PACKAGES = ("aiodist", "torch", "numpy", "msgpack", "uvloop")
@@ -89,7 +96,7 @@ def look(environ: Mapping[str, str], master: str | None = None) -> Facts:
         host=socket.gethostname(),
         identity=host_identity(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        cores=len(own_cores()),
         resolved=resolved,
         resolve_seconds=seconds,
         links=_links(),
@@ -146,9 +153,8 @@ def _text(path: Path) -> str:
 def _listening(addresses: Sequence[str]) -> str:
     """Return why ranks cannot listen at their own address or reach themselves there, or ""."""
     for address in addresses:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as listener:
+            with socket.socket(family_of(address), socket.SOCK_STREAM) as listener:
                 listener.bind((address, 0))
                 listener.listen(1)
                 with socket.create_connection(listener.getsockname()[:2], 5):
