@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +86,4 @@ def _choose(jobs: dict[str, list[Path]], job: str | None, folder: Path) -> str:
     fitting = jobs_called(job, jobs)
     if not fitting:
         raise InvalidUsageError(f"no part here is of job {job!r}, but of {', '.join(sorted(jobs))}")
-    return max(fitting, key=lambda name: _latest(jobs[name]))
-
-
-def _latest(paths: Iterable[Path]) -> float:
-    return max(path.stat().st_mtime for path in paths)
+    return max(fitting, key=lambda name: max(path.stat().st_mtime for path in jobs[name]))

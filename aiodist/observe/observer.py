@@ -63,16 +63,6 @@ class Answering(Protocol):
     def close(self) -> None: ...
 
 
-def identities(rank_infos: Sequence[RankInfo], job: str) -> tuple[Identity, ...]:
-    """Return the identities of all ranks from their rank infos."""
-    return tuple(
-        Identity(
-            job, rank_info.rank, len(rank_infos), rank_info.host, rank_info.host_id, rank_info.pid
-        )
-        for rank_info in rank_infos
-    )
-
-
 class Observer:
     """Makes the reports of one rank. Belongs to its world; any thread may ask for a report."""
 
@@ -87,7 +77,10 @@ class Observer:
         """Create an observer, in the loop's thread. ``key``: a secret that all ranks have."""
         secret = hmac.digest(key, b"questions about ranks", "sha256")
         self.trust = Trust(secret, Certificates.from_environ(environ))
-        self.all_ranks = identities(rank_infos, job_name(environ, key))
+        job, size = job_name(environ, key), len(rank_infos)
+        self.all_ranks = tuple(
+            Identity(job, info.rank, size, info.host, info.host_id, info.pid) for info in rank_infos
+        )
         self.identity = next(each for each in self.all_ranks if each.rank == rank)
         self.samples: list[ClockSample] = []
         self.loop = asyncio.get_running_loop()

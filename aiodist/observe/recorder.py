@@ -320,10 +320,7 @@ def _tensor(meta: bytes) -> tuple[str, int]:
         _, dtype, shape = decode_meta(meta)
     except DistError:
         return "", -1
-    count = 1
-    for size in shape:
-        count *= size
-    return dtype.name, count
+    return dtype.name, math.prod(shape)
 
 
 def size_from(environ: Mapping[str, str]) -> int:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from aiodist.launch.output_streams import CHUNK, DRAIN_LIMIT
 from aiodist.launch.ports import PortReservation, reserve_port
 from aiodist.launch.process import RankProcess, Watchdog
 from aiodist.launch.remote.agent_frames import GREETING, Frame, FrameKind, FrameReader, encode
@@ -27,12 +28,8 @@ Ctrl-Z sends none, and a connection may be cut without a word."""
 TICK = 0.25
 """Seconds between looks at the groups of ranks that have ended."""
 
-CHUNK = 1 << 16
 BACKLOG = 1 << 20
 """Bytes of output that wait for the launcher; with more, ranks wait at their pipes."""
-
-DRAIN_LIMIT = 64
-"""Chunks read at a rank's end, more than a pipe can hold."""
 
 
 class HostAgent:
