@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
@@ -185,24 +185,14 @@ async def collect_ranks(
                 if is_initialized():  # ``fn`` may have destroyed it, as a script does
                     await destroy_process_group()
 
-    tasks = [
-        asyncio.create_task(one(rank), name=f"rank {rank}", context=contextvars.copy_context())
-        for rank in range(size)
-    ]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        if any(task.done() and not task.cancelled() and task.exception() for task in tasks):
-            for task in tasks:
-                task.cancel()
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        raise
-    await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not log it
+        async with asyncio.TaskGroup() as ranks:
+            tasks = [
+                ranks.create_task(one(rank), name=f"rank {rank}", context=copy_context())
+                for rank in range(size)
+            ]
+    except BaseExceptionGroup:
+        assert failures  # each rank has noted its own
     return ([] if failures else [task.result() for task in tasks]), failures
 
 
