@@ -93,18 +93,9 @@ async def _attempt(
         raise _TryAgain(f"{socket_address[0]} did not answer") from None
     except OSError as error:
         raise _TryAgain(f"{socket_address[0]}: {_reason(error)}") from error
+    writer: asyncio.StreamWriter | None = None
     try:
         reader, writer = await _stream(sock, context)
-    except ssl.SSLError as error:
-        sock.close()
-        raise _no_tls(host, port, error.reason or str(error)) from error
-    except OSError as error:
-        sock.close()
-        raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
-    except BaseException:
-        sock.close()
-        raise
-    try:
         try:
             async with asyncio.timeout(_greeting_seconds(deadline)):
                 if learn is not None:
@@ -115,18 +106,19 @@ async def _attempt(
                 f"{socket_address[0]} accepted the connection and said nothing: its process is "
                 "busy, or is no aiodist store (torch's TCPStore is as silent)"
             ) from None
-        except ssl.SSLError as error:
+        return reader, writer
+    except BaseException as error:
+        if writer is None:
+            sock.close()
+        else:
+            writer.transport.abort()
+        if isinstance(error, ssl.SSLError):
             raise _no_tls(host, port, error.reason or str(error)) from error
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
-        except StrangerError as error:
-            if not error.first:
-                raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
+        if isinstance(error, StrangerError) and error.first:
             raise _stranger(host, port, error) from None
-    except BaseException:
-        writer.transport.abort()
+        if isinstance(error, OSError | asyncio.IncompleteReadError | StrangerError):
+            raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
         raise
-    return reader, writer
 
 
 async def _stream(sock: socket.socket, context: ssl.SSLContext | None) -> Stream:

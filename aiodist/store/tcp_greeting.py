@@ -56,7 +56,7 @@ class StrangerError(DistStoreError):
 async def ask_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     """Return the server's credential. Raises StrangerError, OSError or IncompleteReadError."""
     writer.write(_QUESTION)
-    await _expect_greeting(reader)
+    _check_greeting(await read_greeting(reader))
     length = int.from_bytes(await reader.readexactly(2), "big")
     if length > _LONGEST_CREDENTIAL:
         raise StrangerError(f"it tells a credential of {length} bytes", first=GREETING)
@@ -69,7 +69,7 @@ async def greet_server(
     """Prove both to each other, as the client. Raises StrangerError, OSError or IncompleteReadError."""
     mine = os.urandom(_NONCE)
     writer.write(GREETING + mine)
-    await _expect_greeting(reader)
+    _check_greeting(await read_greeting(reader))
     theirs = await reader.readexactly(_NONCE)
     if not hmac.compare_digest(
         await reader.readexactly(_PROOF), _proof(secret, b"server", mine + theirs)
@@ -109,10 +109,6 @@ async def greet_client(
         ) from error
     if not hmac.compare_digest(proof, _proof(secret, b"client", theirs + mine)):
         raise _wrong_secret()
-
-
-async def _expect_greeting(reader: asyncio.StreamReader) -> None:
-    _check_greeting(await read_greeting(reader))
 
 
 def _check_greeting(first: bytes) -> None:

@@ -44,15 +44,15 @@ async def exchange(
 
 
 async def leave(
-    store: Store, rank: int, size: int, deadline: Deadline, *, host: int = 0, name: str = "exchange"
+    store: Store, rank: int, size: int, deadline: Deadline, *, name: str = "exchange"
 ) -> bool:
-    """Record that this rank needs nothing more of the exchange ``name``; ``host`` waits until all have.
+    """Record that this rank needs nothing more of the exchange ``name``; rank 0 waits until all have.
 
-    ``host`` is the rank that keeps the store alive (it owns the server) and closes it afterwards.
-    On that rank the result is whether all others have left by the deadline; on the others it is
-    True at once. Raises DistStoreError if the store fails.
+    Rank 0 keeps the store alive (it owns the server) and closes it afterwards. On that rank the
+    result is whether all others have left by the deadline; on the others it is True at once. Raises
+    DistStoreError if the store fails.
     """
-    if rank != host:
+    if rank != 0:
         if await store.add(f"{name}/left", 1) == size - 1:
             await store.set(f"{name}/done", b"")
     elif size > 1:
@@ -90,9 +90,9 @@ async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[
     return [rank for rank, arrived in enumerate(there) if not arrived]
 
 
-async def is_waiting(store: Store, rank: int, name: str = "exchange") -> bool:
-    """Return whether a process has entered the exchange ``name`` as ``rank``, and it has not ended."""
-    return await store.check([f"{name}/{rank}"]) and not await store.check([f"{name}/all"])
+async def is_waiting(store: Store, rank: int) -> bool:
+    """Return whether a process has entered the exchange as ``rank``, and it has not ended."""
+    return await store.check([f"exchange/{rank}"]) and not await store.check(["exchange/all"])
 
 
 def _not_arrived(

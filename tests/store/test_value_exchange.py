@@ -78,5 +78,5 @@ async def test_host_leaves_last():
 
 async def test_host_waits_only_until_its_deadline():
     store = MemoryStore()
-    await leave(store, 1, 3, Deadline(5), host=2)
-    assert await leave(store, 2, 3, Deadline(0.01), host=2) is False
+    await leave(store, 1, 3, Deadline(5))
+    assert await leave(store, 0, 3, Deadline(0.01)) is False
