@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from typing import Any
 
@@ -97,20 +96,10 @@ def send_at_once(sock: socket.socket) -> None:
 
 
 def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if os.name == "posix":
-            # Connections of the last job may linger on the port; another listener still blocks it.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.setblocking(False)
-        send_at_once(sock)  # the sockets of its connections inherit it
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
+    # It sets SO_REUSEADDR, as connections of the last job may linger on the port.
+    sock = socket.create_server(address, family=family, backlog=_BACKLOG)
+    sock.setblocking(False)
+    send_at_once(sock)  # the sockets of its connections inherit it
     return sock
 
 
