@@ -13,7 +13,7 @@ from aiodist.commands.terminal import BOLD, RED, YELLOW, Frames, coloured, has_c
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.launch.quantities import bytes_text, count_text
-from aiodist.observe.asking import ask_ranks, choose_job, jobs_here
+from aiodist.observe.asking import Answers, ask_ranks, choose_job, jobs_here
 from aiodist.observe.load import RankLoad, loads, slowest
 from aiodist.observe.text_table import ranges, ranks, table
 from aiodist.observe.usage import Usage, decode_usage
@@ -86,21 +86,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Answered:
-    """The ranks' usage, the ranks that are silent and why, and when they were asked."""
-
-    usages: Mapping[int, Usage]
-    silent: Mapping[int, str]
-    moment: float
-
-
-def _ask(job: str, seconds: float) -> Answered:
+def _ask(job: str, seconds: float) -> Answers[Usage]:
     """Ask all ranks what they have done for ``seconds``, since the question before, and a bit more."""
     question = {"ask": "usage", "seconds": seconds + 0.2}
-    moment = time.monotonic()
-    answers = ask_ranks(job, jobs_here().get(job, []), question, decode_usage, ANSWER_SECONDS)
-    return Answered(answers.parts, answers.silent, moment)
+    return ask_ranks(jobs_here().get(job, []), question, decode_usage, ANSWER_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -115,15 +104,15 @@ class Picture:
     silent: Mapping[int, str]
 
     @classmethod
-    def of(cls, job: str, before: Answered, now: Answered) -> Picture:
+    def of(cls, job: str, before: Answers[Usage], now: Answers[Usage]) -> Picture:
         """Compare two answers of the ranks."""
-        sizes = [usage.identity.size for usage in now.usages.values()]
+        sizes = [usage.identity.size for usage in now.parts.values()]
         return cls(
             job,
-            max([*sizes, len(now.usages) + len(now.silent)]),
+            max([*sizes, len(now.parts) + len(now.silent)]),
             now.moment - before.moment,
-            now.usages,
-            loads(before.usages, now.usages),
+            now.parts,
+            loads(before.parts, now.parts),
             now.silent,
         )
 

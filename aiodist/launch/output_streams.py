@@ -86,21 +86,17 @@ class OutputStream(LineStream):
         self._pipe = pipe
         os.set_blocking(self.fd, False)
 
-    def read(self) -> None:
-        """Read one chunk: each rank gets its turn."""
-        self._take()
-
     def close(self) -> None:
         self._pipe.close()
 
     def drain(self) -> None:
         """Read all that is in the pipe."""
         for _ in range(DRAIN_LIMIT):
-            if self.closed or not self._take():
+            if self.closed or not self.read():
                 return
 
-    def _take(self) -> bool:
-        """Read one chunk. Returns whether there was any."""
+    def read(self) -> bool:
+        """Read one chunk: each rank gets its turn. Returns whether there was any."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:

@@ -36,11 +36,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """The answers of the ranks that answered, and what is known of each of the others."""
+    """The answers of the ranks that answered, and what is known of each of the others.
 
-    job: str
+    ``moment``: when they were asked, on the clock of `monotonic`.
+    """
+
     parts: dict[int, T]
     silent: dict[int, str]
+    moment: float
 
 
 def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
@@ -97,7 +100,7 @@ def _command(places: list[Place]) -> str:
 
 def ask_job(job: str, places: list[Place], seconds: float) -> Answers[RankReport]:
     """Ask all ranks of ``job`` for their reports; see `ask_ranks`. Raises DistError if none answers."""
-    answers = ask_ranks(job, places, {"ask": "part"}, decode_report, seconds)
+    answers = ask_ranks(places, {"ask": "part"}, decode_report, seconds)
     if not answers.parts:
         told = "; ".join(f"rank {rank}: {why}" for rank, why in answers.silent.items())
         raise DistError(f"no rank of job {job} on this host answers: {told}")
@@ -105,17 +108,17 @@ def ask_job(job: str, places: list[Place], seconds: float) -> Answers[RankReport
 
 
 def ask_ranks(
-    job: str,
     places: list[Place],
     question: Mapping[str, Any],
     decode: Callable[[bytes], T],
     seconds: float,
 ) -> Answers[T]:
-    """Put ``question`` to all ranks of ``job``; return within ``seconds``, even if ranks are silent.
+    """Put ``question`` to all ranks of a job; return within ``seconds``, even if ranks are silent.
 
     Ranks on other hosts are asked through one that has answered; without one they are left out.
     """
-    end = monotonic() + seconds
+    moment = monotonic()
+    end = moment + seconds
     half = seconds / 2
     answers = ask_all(
         {place.rank: partial(ask_here, place.name, question) for place in places}, half
@@ -129,17 +132,15 @@ def ask_ranks(
         else:
             silent[place.rank] = _why_silent(place.pid, answer, half)
     helper, all_ranks = _all_ranks([place for place in places if place.rank in parts], end)
-    if helper is None:
-        return Answers(job, parts, silent)
     away = [each for each in all_ranks if each.rank not in parts and each.rank not in silent]
-    if away:
+    if helper is not None and away:
         told_away = _ask_away(helper, away, question, max(0.1, end - monotonic()))
         for rank, answer_away in told_away.items():
             if isinstance(answer_away, str):
                 silent[rank] = answer_away
             else:
                 parts[rank] = decode(answer_away)
-    return Answers(job, parts, silent)
+    return Answers(parts, silent, moment)
 
 
 def _all_ranks(places: Sequence[Place], end: float) -> tuple[Place | None, list[Identity]]:
