@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from aiodist.errors import InvalidUsageError
@@ -147,13 +148,11 @@ class JobSpec:
         if not self.hosts:
             first = self.node_rank * self.nproc
             return [Place(first + local, local, self.nproc) for local in range(self.nproc)]
-        spots = [
-            (number, local, host.slots)
+        ranks = count()
+        return [
+            Place(next(ranks), local, host.slots, number)
             for number, host in enumerate(self.hosts)
             for local in range(host.slots)
-        ]
-        return [
-            Place(rank, local, size, number) for rank, (number, local, size) in enumerate(spots)
         ]
 
     def command(self, local_rank: int) -> list[str]:

@@ -189,7 +189,7 @@ def _ask_away(
     return answers
 
 
-def _why_silent(pid: int, error: Exception, seconds: float) -> str:
+def _why_silent(pid: int, error: BaseException, seconds: float) -> str:
     state = _state(pid)
     if state in ("", "Z", "X"):
         return f"process {pid} has ended"

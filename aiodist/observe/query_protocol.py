@@ -194,7 +194,7 @@ def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
 
 def ask_all(
     questions: Mapping[int, Callable[[float], T]], seconds: float
-) -> dict[int, T | Exception]:
+) -> dict[int, T | BaseException]:
     """Ask all ranks in threads; return within ``seconds``, however many are silent.
 
     More ranks than `all_at_once` has threads are asked one part after the other. Each has a share of
@@ -208,7 +208,7 @@ def ask_all(
         What each returned or raised; TimeoutError for a rank that was silent.
     """
     end = monotonic() + seconds
-    answers: dict[int, T | Exception] = {}
+    answers: dict[int, T | BaseException] = {}
     asked = dict(questions)
     for share in (1.0,) if len(asked) <= _AT_ONCE else (0.5, 1.0):
         parts = max(1, -(-len(asked) // _AT_ONCE))
@@ -218,16 +218,8 @@ def ask_all(
     return answers
 
 
-def all_at_once(calls: Mapping[int, Callable[[], T]]) -> dict[int, T | Exception]:
+def all_at_once(calls: Mapping[int, Callable[[], T]]) -> dict[int, T | BaseException]:
     """Call all of ``calls`` in threads, and return what each returned or raised."""
-    if not calls:
-        return {}
-
-    def one(call: Callable[[], T]) -> T | Exception:
-        try:
-            return call()
-        except Exception as error:  # noqa: BLE001  # part of the result
-            return error
-
-    with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
-        return dict(zip(calls, pool.map(one, calls.values()), strict=True))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        futures = {rank: pool.submit(call) for rank, call in calls.items()}
+    return {rank: future.exception() or future.result() for rank, future in futures.items()}

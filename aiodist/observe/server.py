@@ -92,9 +92,8 @@ class Server:
                 mine = observer.identity
                 here.bind("\0" + socket_name(os.geteuid(), mine.job, mine.rank, mine.pid))
             if host is not None:
-                there = socket.socket(family_of(host), socket.SOCK_STREAM)
+                there = socket.create_server((host, 0), family=family_of(host))
                 self._listeners.append(there)
-                there.bind((host, 0))
                 self.address = f"{host}:{there.getsockname()[1]}"
             for listener in self._listeners:
                 listener.listen(16)
@@ -247,7 +246,9 @@ class Server:
             limit,
         )
         told = {
-            rank: {"error": str(answer)} if isinstance(answer, Exception) else json.loads(answer)
+            rank: {"error": str(answer)}
+            if isinstance(answer, BaseException)
+            else json.loads(answer)
             for rank, answer in answers.items()
         }
         return json.dumps(told).encode()
