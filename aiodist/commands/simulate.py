@@ -26,12 +26,11 @@ def main(argv: Sequence[str]) -> int:
         left_out: list[str] = []
         if args.per_host == 1:
             found = report.rows(operation, args.ranks, args.sizes, parameters, left_out)
-            table = list(found)
         else:
             found = report.rows_over_hosts(
                 operation, args.ranks, args.per_host, args.sizes, parameters
             )
-            table = list(found)
+        table = list(found)
         if args.markdown:
             sys.stdout.write(f"## {operation}\n\n{report.markdown(table)}\n")
         else:

@@ -80,18 +80,16 @@ def _story(
     for number in numbers:
         calls: dict[str, list[int]] = {}
         errors: dict[str, str] = {}
+        asked: dict[str, list[int]] = {}
         for rank, mine in remembered.items():
             if number in mine:
                 call = f"{mine[number].call}: {mine[number].state}"
                 calls.setdefault(call, []).append(rank)
                 errors.setdefault(call, mine[number].error)
+                asked.setdefault(mine[number].call, []).append(rank)
             elif number >= started[rank]:
                 calls.setdefault("has not entered it", []).append(rank)
         if len(calls) > 1:
-            asked: dict[str, list[int]] = {}
-            for rank, mine in remembered.items():
-                if number in mine:
-                    asked.setdefault(mine[number].call, []).append(rank)
             told = {
                 f"{call}, {errors[call]}" if errors.get(call) else call: tuple(callers)
                 for call, callers in calls.items()

@@ -64,7 +64,9 @@ class TcpStoreServer:
         self._listeners: list[asyncio.Server] = []
         self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._clients: dict[Client, None] = {}
-        self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._strangers: dict[
+            asyncio.StreamWriter, None
+        ] = {}  # those that have not greeted, by age
         self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
         self._crowded = False
         self._closed = False
@@ -186,10 +188,11 @@ class TcpStoreServer:
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks[task] = writer
-        self._strangers[task] = writer
+        self._strangers[writer] = None
         if len(self._strangers) > self._crowd:
             oldest = next(iter(self._strangers))
-            self._strangers.pop(oldest).transport.abort()
+            self._strangers.pop(oldest)
+            oldest.transport.abort()
             if not self._crowded:
                 self._crowded = True
                 _log.warning(
@@ -205,7 +208,7 @@ class TcpStoreServer:
         client = Client(self.table, writer, self._max_frame)
         try:
             greeted = await self._greet(reader, writer, name)
-            self._no_stranger()
+            self._strangers.pop(writer, None)
             if greeted:
                 self._clients[client] = None
                 self._enough()
@@ -219,7 +222,7 @@ class TcpStoreServer:
             _log.warning("store at %s: dropped the client %s: %s", self.address, name, error)
             writer.transport.abort()
         finally:
-            self._no_stranger()
+            self._strangers.pop(writer, None)
             self._clients.pop(client, None)
             client.drop()
             writer.close()
@@ -227,11 +230,6 @@ class TcpStoreServer:
                 await writer.wait_closed()
             except OSError:
                 pass
-
-    def _no_stranger(self) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._strangers.pop(task, None)
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
