@@ -80,6 +80,7 @@ class CollectiveContext:
     __slots__ = (
         "_fingerprint",
         "_group",
+        "_informed",
         "_key",
         "_messenger",
         "_ranks",
@@ -109,6 +110,7 @@ class CollectiveContext:
         """As it goes with every message."""
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
+        self._informed: frozenset[int] = frozenset()  # the ranks that know which collective this is
         self.communicator: ShmCommunicator | None = None
         self.shm: ShmCollective | None = None
         self.topology: HostTopology | None = None
@@ -170,8 +172,7 @@ class CollectiveContext:
         self._messenger.inbox.watch(self._key, self._compare)
 
     def _compare(self, arrival: Arrival) -> None:
-        if arrival.meta != self.meta:
-            self._group.fail_soon(self.sequence, self._mismatch(arrival.src, arrival.meta))
+        self.compare(arrival.src, arrival.meta)
 
     def tell(self) -> None:
         """Tell the communicator's neighbours, over the streams, which operation this is.
@@ -183,6 +184,30 @@ class CollectiveContext:
         assert communicator is not None  # on which the operation has slept for long
         for member in communicator.neighbours:
             self.send(communicator.group_ranks[member], memoryview(b""))
+
+    def tell_awaited(self) -> None:
+        """Tell the ranks that it waits for messages of, each of them once, which collective this is.
+
+        They may be in another one, and wait for this rank in turn. Where another library carries the
+        messages, that compares what ranks call.
+        """
+        endpoint = self._group.endpoint
+        if self._messenger is endpoint:
+            untold = self._awaited() - self._informed
+            self._informed |= untold
+            for rank in untold:
+                endpoint.tell_fingerprint(rank, self._group.id, self.sequence, self.meta)
+
+    def compare(self, src: int, meta: bytes) -> None:
+        """Fail if global rank ``src``, which waits in the collective of that number, is in another one."""
+        if meta != self.meta:
+            self._group.fail_soon(self.sequence, self._mismatch(src, meta))
+
+    def _awaited(self) -> set[int]:
+        """Return the global ranks whose messages have not come, or that have not taken this rank's."""
+        ranks = {recv.src for recv in self._recvs if not recv.done}
+        ranks.update(to for to, message in self._sends if not message.done)
+        return ranks
 
     @property
     def operation(self) -> str:
@@ -258,9 +283,7 @@ class CollectiveContext:
             ranks.update(self.communicator.waiting_for())
             if self.topology is None:
                 return sorted(ranks)
-        ranks.update(r.src for r in self._recvs if not r.done)
-        ranks.update(to for to, message in self._sends if not message.done)
-        return sorted(ranks)
+        return sorted(ranks | self._awaited())
 
     @property
     def spin_policy(self) -> SpinPolicy | None:

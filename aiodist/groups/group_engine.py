@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from aiodist.collectives.shm_exchange import Exchange
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
-from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
+from aiodist.errors import (
+    CollectiveMismatchError,
+    DistError,
+    GroupClosedError,
+    GroupRevokedError,
+    PeerLostError,
+)
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.completed_work import CompletedWork
@@ -23,6 +29,7 @@ from aiodist.groups.group_agreements import GroupAgreements
 from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
 from aiodist.groups.messaging import Messaging, through_gate
 from aiodist.groups.messenger import Messenger
+from aiodist.groups.mismatch_detector import MismatchDetector
 from aiodist.groups.operation import Operation
 from aiodist.groups.shm_collective import ShmCollective
 from aiodist.groups.shm_words import STEP_BITS
@@ -80,10 +87,12 @@ class GroupEngine(Messaging):
         self._turns: list[Pending[None]] = []
         self._trouble: Exception | None = None  # of the next collective, which fails with it
         self._idle: ShmCollective | None = None  # the object of the next one in shared memory
-        self._wake_due = (
-            0  # of `time.monotonic_ns`: who sleeps is woken before the next one is published
-        )
+        self._wake_due = 0
+        """Of `time.monotonic_ns`: from then on sleepers are woken before the next one is published."""
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
+        self._foretold: dict[int, tuple[int, bytes]] = {}
+        """By global rank: the collective, not begun here, in which that rank waits for this one."""
+        self._mismatch_detector = MismatchDetector(world.loop, self)
         self.agreements = GroupAgreements(self)
         self.communicator: ShmCommunicator | None = None
         """What the members share memory for, or those on this host, where they may."""
@@ -157,6 +166,9 @@ class GroupEngine(Messaging):
             run = body(context) if gate is None else through_gate(gate, context, body)
             work._start_body(run)
             self._limit(work, timeout)
+            self._mismatch_detector.started()
+        if self._foretold:
+            self._compare_foretold()
         return work
 
     def start_plan(
@@ -178,6 +190,7 @@ class GroupEngine(Messaging):
             or self._error is not None
             or self._trouble is not None
             or self._failures
+            or self._foretold
             or self._gate is not None
             or (
                 communicator.matcher.arrived
@@ -316,6 +329,37 @@ class GroupEngine(Messaging):
         self.world.announce(self, sequence, error)
         return error
 
+    def first_under_way(self) -> CollectiveContext | None:
+        """Return the collective of the lowest number that has not ended here; None where all have."""
+        for work in self._active.values():  # in the order in which they started
+            context = work._context
+            return context if isinstance(context, CollectiveContext) else None
+        return None
+
+    def fingerprint_arrived(self, sequence: int, src: int, meta: bytes) -> None:
+        """Take from global rank ``src`` which collective it waits in for a message of this rank."""
+        if src not in self._numbers or self._error is not None:
+            return
+        if sequence >= self.n_started:
+            self._foretold[src] = sequence, meta
+            return
+        work = self._active.get(sequence)
+        if work is not None:
+            if isinstance(work._context, CollectiveContext):
+                work._context.compare(src, meta)
+            return
+        fingerprint = self._finished.get(sequence)
+        if fingerprint is not None and fingerprint.encoded != meta:
+            # The rank that waits fails as it hears of this, so the next collective here need not.
+            self.late_mismatch(sequence, src, meta)
+
+    def _compare_foretold(self) -> None:
+        """Compare what ranks said of collectives that have begun here since."""
+        for src, (sequence, meta) in list(self._foretold.items()):
+            if sequence < self.n_started:
+                del self._foretold[src]
+                self.fingerprint_arrived(sequence, src, meta)
+
     def disagreement(self) -> Exception | None:
         """Return that another rank was in another collective, if no later collective has reported it.
 
@@ -400,6 +444,10 @@ class GroupEngine(Messaging):
         """Return collectives and sends under way, for a caller that waits until the group is quiet."""
         sends = [work for context, work in self._messages.items() if context.is_send]
         return [*self._active.values(), *sends]
+
+    def close(self, error: GroupClosedError) -> None:
+        super().close(error)
+        self._mismatch_detector.close()
 
     def _fail_all(self, error: DistError) -> None:
         for work in [*self._active.values(), *self._messages.values()]:

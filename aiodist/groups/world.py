@@ -71,6 +71,7 @@ class World:
         self._replaced: dict[int, tuple[int, ...]] = {}  # by group: which it follows on, in order
         self._early: dict[int, list[tuple[int, DistError]]] = {}  # failures in groups to come
         self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
+        self._early_fingerprints: dict[int, dict[int, tuple[int, bytes]]] = {}  # by group and rank
         self._names: dict[str, int] = {}
         self._incarnations: dict[int, int] = {}  # how often each group has been made
         self.allow_pickle = False  # of objects, where an operation does not say
@@ -201,6 +202,8 @@ class World:
             group.failed_elsewhere(sequence, error)
         for src, number, message in self._early_agreements.pop(group.id, ()):
             group.agreements.received(src, number, message)
+        for src, (sequence, fingerprint) in self._early_fingerprints.pop(group.id, {}).items():
+            group.fingerprint_arrived(sequence, src, fingerprint)
 
     def _replace(self, group: GroupEngine, successor: GroupEngine) -> None:
         self.add(successor)
@@ -392,6 +395,14 @@ class World:
         known = self._groups.get(group)
         if known is not None:
             known.status_queries.answered(sequence, src, presence)
+
+    def fingerprint_arrived(self, src: int, group: int, sequence: int, fingerprint: bytes) -> None:
+        known = self._groups.get(group)
+        if known is not None:
+            known.fingerprint_arrived(sequence, src, fingerprint)
+        elif group not in self._closed and len(self._early_fingerprints) < _MAX_EARLY:
+            # A rank tells of one collective at a time: the first one that it waits in.
+            self._early_fingerprints.setdefault(group, {})[src] = sequence, fingerprint
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
         return explained(error, last, self._groups, self.rank)

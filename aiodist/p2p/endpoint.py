@@ -280,6 +280,10 @@ class Endpoint:
         """Wake ``rank``, which sleeps over the memory of ``group``, behind all messages before this."""
         self._tell(rank, encode(FrameType.WAKE, (0, group, 0)))
 
+    def tell_fingerprint(self, rank: int, group: int, sequence: int, fingerprint: bytes) -> None:
+        """Tell ``rank`` which collective this rank waits in for a message of it."""
+        self._tell(rank, encode(FrameType.FINGERPRINT, (0, group, sequence), meta=fingerprint))
+
     def _rung(self) -> None:
         if self.memory is not None:
             for group in self.memory.doorbell.take():
@@ -305,6 +309,9 @@ class Endpoint:
 
     def woken(self, frame: Frame) -> None:
         self._events.woken(frame.group)
+
+    def fingerprint_arrived(self, peer: Peer, frame: Frame) -> None:
+        self._events.fingerprint_arrived(peer.rank, frame.group, frame.channel, frame.meta)
 
     # -- the end
 

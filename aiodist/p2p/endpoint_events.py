@@ -43,6 +43,9 @@ class EndpointEvents(Protocol):
     def woken(self, group: int) -> None:
         """Report that a flag for which this rank sleeps was set in the shared memory of ``group``."""
 
+    def fingerprint_arrived(self, src: int, group: int, sequence: int, fingerprint: bytes) -> None:
+        """Report that rank ``src`` waits in that collective, of that fingerprint, for this rank."""
+
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
         """Return ``error`` with what is known of that rank and is not yet in the text.
 

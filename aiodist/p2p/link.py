@@ -44,6 +44,8 @@ class Owner(Protocol):
 
     def woken(self, frame: Frame) -> None: ...
 
+    def fingerprint_arrived(self, peer: Peer, frame: Frame) -> None: ...
+
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
 
@@ -132,6 +134,8 @@ class Link:
                 peer.woken()
             else:
                 self._owner.woken(frame)
+        elif kind == FrameType.FINGERPRINT:
+            self._owner.fingerprint_arrived(peer, frame)
         elif kind == FrameType.GOODBYE:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)

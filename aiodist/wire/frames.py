@@ -78,6 +78,9 @@ class FrameType(enum.IntEnum):
     WAKE = 17
     """The receiver sleeps, and need not any more. ``id`` 0: a flag was set in the shared memory of
     ``group``. ``id`` 1: there is a message, or room, in a message ring between the two ranks."""
+    FINGERPRINT = 18
+    """The sender has waited in collective number ``channel`` of ``group`` for the receiver. The metadata is
+    the fingerprint of that collective."""
     BEAT = 32
     """On a heartbeat connection: the rank lives; the metadata has text for its last activity."""
     LOST = 33
