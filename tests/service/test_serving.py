@@ -508,13 +508,29 @@ async def call_itself_in_a_thread(service):
     await asyncio.to_thread(compute)
 
 
+async def call_itself_in_an_executor_with_the_context(service):
+    loop = asyncio.get_running_loop()
+
+    def compute():
+        return asyncio.run_coroutine_threadsafe(service.call("inner"), loop).result()
+
+    await loop.run_in_executor(None, contextvars.copy_context().run, compute)
+
+
 async def grow_itself(service):
     await service.grow(timeout=math.inf)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    "inside", [call_itself, call_itself_in_tasks, call_itself_in_a_thread, grow_itself]
+    "inside",
+    [
+        call_itself,
+        call_itself_in_tasks,
+        call_itself_in_a_thread,
+        call_itself_in_an_executor_with_the_context,
+        grow_itself,
+    ],
 )
 async def test_a_handler_that_waits_for_its_own_service_raises_at_its_caller(size, inside):
     services = Services()
