@@ -30,7 +30,7 @@ def parse(url: object) -> InitMethod:
     if not isinstance(url, str):
         raise TypeError(f"init_method must be a URL such as 'env://', not {url!r}")
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url, allow_fragments=False)  # a file's name may have a "#"
     except ValueError as error:
         raise InvalidUsageError(f"init_method {url!r} is not a URL: {error}") from None
     scheme = parts.scheme if "://" in url else ""
@@ -85,9 +85,14 @@ def _file(url: str, parts: SplitResult) -> _Parts:
             f"init_method {url!r} names a host, {parts.netloc!r}: an absolute path has three "
             f"slashes, 'file:///{parts.netloc}{parts.path}'"
         )
-    if parts.path in ("", "/"):
+    if not parts.path.startswith("/") or parts.path == "/":
         raise InvalidUsageError(
             f"init_method {url!r} lacks the path: write 'file:///path/shared/by/all/ranks'"
+        )
+    if "?" in url and not {"rank", "world_size"}.intersection(dict(parse_qsl(parts.query))):
+        raise InvalidUsageError(
+            f"init_method {url!r} has neither rank nor world_size behind its '?': write '%3F' for a "
+            "'?' in the file's name"
         )
     return None, None, Path(unquote(parts.path))
 

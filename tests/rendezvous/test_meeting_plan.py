@@ -204,6 +204,19 @@ def test_file_urls() -> None:
     assert go({}, "file://localhost/a?rank=0&world_size=3").size == 3
 
 
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///runs/job#17", "/runs/job#17"),
+        ("file:///runs#2/job?rank=0&world_size=1", "/runs#2/job"),
+        ("file:///job%3F%23", "/job?#"),
+    ],
+)
+def test_a_number_sign_belongs_to_the_name_of_the_file(url: str, path: str) -> None:
+    query = {} if "rank" in url else {"rank": 0, "size": 1}
+    assert go({}, url, **query).file == Path(path)
+
+
 def test_env_urls_with_a_query() -> None:
     found = go(MASTER, "env://?rank=1&world_size=3")
     assert (found.rank, found.size) == (1, 3)
@@ -273,6 +286,10 @@ def test_minus_one_is_said_to_mean_nothing() -> None:
         ("tcp://::1:29500", "goes in brackets"),
         ("tcp://[::1:5", "is not a URL"),
         ("file://", "lacks the path"),
+        ("file://#x", "lacks the path"),
+        ("file:///job?17", "write '%3F' for a '?' in the file's name"),
+        ("file:///job?", "write '%3F' for a '?' in the file's name"),
+        ("file:///job?world_size=2#1", "world_size='2#1' is not a whole number"),
         ("file://tmp/x", "three slashes, 'file:///tmp/x'"),
         ("env://host:1", "did you mean 'tcp://host:port'"),
         ("tcp://h:1?rank=0", "rank is given twice"),
