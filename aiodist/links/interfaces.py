@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 
@@ -92,6 +93,12 @@ def _ipv6_addresses(table: str) -> dict[str, list[str]]:
     return found
 
 
+def address_of(sockaddr: Sequence[Any]) -> str:
+    """Return the numeric address in ``sockaddr``, with the interface behind a link-local one."""
+    scope = sockaddr[3] if len(sockaddr) > 3 else 0
+    return f"{sockaddr[0]}%{socket.if_indextoname(scope)}" if scope else str(sockaddr[0])
+
+
 def datagram_socket(address: str) -> socket.socket | None:
     """Return a new socket of the family of the numeric ``address``, or None if the kernel lacks it.
 
@@ -120,7 +127,7 @@ def route_to(address: str) -> str | None:
             probe.connect(peer or (host, _ANY_PORT))
         except OSError:
             return None
-        return str(probe.getsockname()[0])
+        return address_of(probe.getsockname())
 
 
 def default_address(interfaces: Sequence[Interface] | None = None) -> str:

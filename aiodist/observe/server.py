@@ -37,6 +37,7 @@ from aiodist.observe.query_protocol import (
     peer_of,
 )
 from aiodist.observe.rank_report import ClockSample
+from aiodist.transport.tcp import on_own_link
 
 log = logging.getLogger("aiodist")
 
@@ -83,6 +84,7 @@ class Server:
         self._signalled: list[str] = []
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._host = ""
         self.address = ""
         weakref.finalize(observer, self._orphaned).atexit = False
         try:
@@ -92,9 +94,14 @@ class Server:
                 mine = observer.identity
                 here.bind("\0" + socket_name(os.geteuid(), mine.job, mine.rank, mine.pid))
             if host is not None:
-                there = socket.create_server((host, 0), family=family_of(host))
+                family = family_of(host)
+                place = socket.getaddrinfo(host, 0, family)[0][
+                    4
+                ]  # with the number of its interface
+                there = socket.create_server(place, family=family)
                 self._listeners.append(there)
-                self.address = f"{host}:{there.getsockname()[1]}"
+                self._host = host
+                self.address = f"{host.partition('%')[0]}:{there.getsockname()[1]}"
             for listener in self._listeners:
                 listener.listen(16)
         except BaseException:
@@ -103,7 +110,11 @@ class Server:
 
     def start(self, addresses: Mapping[int, str]) -> None:
         """Begin to answer. ``addresses``: of the ranks that are reached by TCP."""
-        self._addresses = addresses
+        places = {rank: address.rpartition(":") for rank, address in addresses.items()}
+        self._addresses = {
+            rank: f"{on_own_link(host, self._host)}:{port}"
+            for rank, (host, _, port) in places.items()
+        }
         name = f"aiodist answers for rank {self._observer.identity.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -14,6 +14,7 @@ from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
 from aiodist.links.interfaces import (
+    address_of,
     choose_hosts,
     datagram_socket,
     default_address,
@@ -219,7 +220,7 @@ async def numeric_addresses(
         if host == master.host:
             raise
         known = await resolve(host, master.port, deadline)
-    found = [str(address[0]) for _, address in known]
+    found = [address_of(address) for _, address in known]
     local = master.host.lower() in _LOCAL_NAMES or master.host.lower().endswith(".localhost")
     if one_host or local or _is_numeric(master.host):
         return found
@@ -247,8 +248,8 @@ def _routed(addresses: list[str], master: Master) -> str:
         advice = "check MASTER_ADDR and the network"
         if all(map(_is_link_local, addresses)):
             advice = (
-                "an IPv6 link-local address names a host only together with an interface, which "
-                "each host names in its own way; let MASTER_ADDR be another address of that host"
+                "a link-local address needs the interface that this host reaches it by, as in "
+                "fe80::1%eth0; or let MASTER_ADDR be another address of that host"
             )
         raise DistNetworkError(
             f"this host has no route to the master at {master} ({', '.join(addresses)}): {advice}"

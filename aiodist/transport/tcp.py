@@ -82,6 +82,7 @@ class TcpTransport(Transport):
     async def connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
         """As `connect`, without a connection around the socket, which is the caller's."""
         host, port = parse_address(address, self.scheme)
+        host = on_own_link(host, self._host)
         try:
             async with within(deadline):
                 return await self._connect(address, host, port)
@@ -136,6 +137,16 @@ class TcpTransport(Transport):
                 raise OSError(
                     error.errno, f"cannot bind to the local address {source}: {error.strerror}"
                 ) from error
+
+
+def on_own_link(host: str, own: str) -> str:
+    """Return a peer's ``host``, with the interface of this rank's ``own`` address if it is link-local.
+
+    Listeners tell their link-local address without an interface, which each host names in its own way.
+    """
+    interface = own.partition("%")[2]
+    is_bare = host.startswith("fe80:") and "%" not in host
+    return f"{host}%{interface}" if interface and is_bare else host
 
 
 def format_address(host: str, port: int, scheme: str = SCHEME) -> str:

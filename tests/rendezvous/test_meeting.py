@@ -358,8 +358,10 @@ async def test_a_host_without_a_route(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_a_link_local_address_of_the_master(rank: int, port: int) -> None:
-    with pytest.raises(DistNetworkError, match=r"\[fe80::1\].*let MASTER_ADDR be another address"):
+async def test_a_link_local_address_of_the_master_without_an_interface(
+    rank: int, port: int
+) -> None:
+    with pytest.raises(DistNetworkError, match=r"\[fe80::1\].*as in fe80::1%eth0"):
         await meet(f"tcp://[fe80::1]:{port}", rank, 2)
 
 

@@ -15,7 +15,7 @@ from aiodist.testing.check_transport import connected
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base_transport import Connection, Transport
 from aiodist.transport.socket_listener import SocketListener
-from aiodist.transport.tcp import TcpTransport, format_address, parse_address
+from aiodist.transport.tcp import TcpTransport, format_address, on_own_link, parse_address
 
 
 def has_ipv6() -> bool:
@@ -39,6 +39,22 @@ def has_ipv6() -> bool:
 def test_addresses_are_read_and_written_back(address: str, expected: tuple[str, int]) -> None:
     assert parse_address(address) == expected
     assert format_address(*expected) == address
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "expected"),
+    [
+        ("fe80::2", "fe80::1%eth0", "fe80::2%eth0"),
+        ("fe80::2%eth1", "fe80::1%eth0", "fe80::2%eth1"),
+        ("fd00::2", "fe80::1%eth0", "fd00::2"),
+        ("10.0.0.2", "fe80::1%eth0", "10.0.0.2"),
+        ("fe80::2", "fd00::1", "fe80::2"),
+    ],
+)
+def test_a_peers_link_local_address_gets_this_ranks_interface(
+    host: str, own: str, expected: str
+) -> None:
+    assert on_own_link(host, own) == expected
 
 
 @pytest.mark.parametrize(
