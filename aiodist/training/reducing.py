@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
@@ -25,7 +25,10 @@ from aiodist.types import RedOpType, ReduceOp
 BUCKET_BYTES = 4 << 20
 
 _NAMED = 5
-"""The most parameters that an error names."""
+"""The most parameters that an error names with their shapes."""
+
+_RANGES = 50
+"""The most ranges of parameters' numbers in an error."""
 
 
 class Reducer(ABC):
@@ -125,6 +128,7 @@ class Reducer(ABC):
         self._trained = trained
         self._all = everything
         self._frozen = [parameter for parameter in everything if not parameter.requires_grad]
+        self._trains = [each.requires_grad for each in everything]
         self._silent = False
         self._is_synchronized = False
         self._lock = Lock()
@@ -136,7 +140,7 @@ class Reducer(ABC):
                 compression.on_wire(several[0].dtype),
                 scale,
                 sparse_as_dense=sparse_as_dense,
-                trained=() if number else [each.requires_grad for each in everything],
+                trained=() if number else self._trains,
             )
             for number, several in enumerate(arrange(reversed(trained), bucket_bytes))
         ]
@@ -266,23 +270,39 @@ class Reducer(ABC):
         return self._works()[: 1 if self._attendance is None else 2]
 
     def _check_same_parameters(self) -> None:
-        """The first bucket has come: raise InvalidUsageError if the ranks train different parameters.
+        """The first bucket has come: raise if the ranks train different parameters.
 
-        Later buckets may have no counterpart on the other ranks then, so nothing waits for them before.
+        Raises InvalidUsageError if the ranks differ, and CollectiveMismatchError if another rank had no
+        such bucket. Later buckets may have no counterpart on the other ranks then, so nothing waits for
+        them before.
         """
         first = self._buckets[0]
-        differing = [] if first.failure() is not None else first.differing()
+        failure = first.failure()
+        if isinstance(failure, CollectiveMismatchError):
+            raise CollectiveMismatchError(
+                f"{failure.message}. On this rank it was the first bucket of a GradientReducer, which "
+                f"trains {self._own_choice()}: all ranks pass the same parameters and freeze the same ones",
+                **failure.fields,
+            ) from None
+        differing = [] if failure is not None else first.differing()
         if differing:
-            named = [
-                f"number {index} of shape {tuple(self._all[index].shape)}"
-                for index in differing[:_NAMED]
-            ]
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             raise InvalidUsageError(
-                f"the ranks train different parameters: {', '.join(named)}{more} needed a gradient on "
-                "some ranks and none on others when their reducers were made. Set requires_grad alike "
-                "on all ranks, then make the reducer"
+                f"the ranks train different parameters: {self._named(differing[:_NAMED])}{more} needed a "
+                "gradient on some ranks and none on others when their reducers were made. Set "
+                "requires_grad alike on all ranks, then make the reducer"
             )
+
+    def _own_choice(self) -> str:
+        """Return in words which parameters this rank trains, by those that it does not train."""
+        frozen = [number for number, trains in enumerate(self._trains) if not trains]
+        if not frozen:
+            return f"all of its {len(self._all)} parameters"
+        named = self._named(frozen) if len(frozen) <= _NAMED else _ranges(frozen)
+        return f"its {len(self._all)} parameters without {named}"
+
+    def _named(self, numbers: Sequence[int]) -> str:
+        return ", ".join(f"number {i} of shape {tuple(self._all[i].shape)}" for i in numbers)
 
     def _finished(self) -> None:
         """All works have ended: hand the gradients out, or raise the first error."""
@@ -420,6 +440,19 @@ def _check_free(parameters: Iterable[torch.Tensor]) -> None:
                 f"a parameter of shape {tuple(parameter.shape)} has a GradientReducer already: call "
                 "that reducer's close() before you make another one"
             )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending ``numbers`` in words: "numbers 0-3, 5"."""
+    ends: list[list[int]] = []
+    for number in numbers:
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
+        else:
+            ends.append([number, number])
+    told = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
+    more = ", ..." if len(told) > _RANGES else ""
+    return f"numbers {', '.join(told[:_RANGES])}{more}"
 
 
 def _ranks_in(numbers: Sequence[int]) -> list[int]:

@@ -72,13 +72,73 @@ async def test_a_later_bucket_of_another_size_does_not_hide_the_names() -> None:
     await run_ranks(2, on_rank)
 
 
-async def test_a_first_bucket_of_another_size_is_a_mismatch() -> None:
+FROZEN = [r"number 0 of shape \(2,\)", r"number 1 of shape \(3,\)"]
+
+
+async def test_a_first_bucket_of_another_size_is_a_mismatch_that_names_what_this_rank_froze() -> (
+    None
+):
     async def on_rank(rank: int) -> None:
         reducer = AsyncReducer(parameters_without(rank, [2, 3, 2]))
-        with pytest.raises(CollectiveMismatchError):
+        said = f"trains its 3 parameters without {FROZEN[rank]}: all ranks"
+        with pytest.raises(CollectiveMismatchError, match=said):
             await reducer.synchronize()
 
     await run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_blocking_api_names_what_this_rank_froze(size: int, run_threads: RunThreads) -> None:
+    def on_rank(rank: int) -> None:
+        several = parameters_without(min(rank, 1), [2, 3, 2])
+        reducer = GradientReducer(several)
+        with pytest.raises(CollectiveMismatchError, match=f"without {FROZEN[min(rank, 1)]}"):
+            reducer.synchronize()
+        reducer.close()
+        for parameter in several:
+            parameter.requires_grad_(True)
+        GradientReducer(several).synchronize()
+
+    run_threads(size, on_rank)
+
+
+async def test_another_number_of_parameters_is_a_mismatch_that_says_how_many() -> None:
+    async def on_rank(rank: int) -> None:
+        several = [torch.nn.Parameter(torch.ones(2)) for _ in range(rank + 1)]
+        reducer = AsyncReducer(several)
+        with pytest.raises(CollectiveMismatchError, match=f"all of its {rank + 1} parameters"):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
+
+
+async def test_a_mismatch_gives_the_numbers_of_many_frozen_parameters() -> None:
+    async def on_rank(rank: int) -> None:
+        several = [torch.nn.Parameter(torch.ones(n)) for n in range(1, 21)]
+        for frozen in (*several[:7], several[9], *several[12 + rank : 15]):
+            frozen.requires_grad_(False)
+        reducer = AsyncReducer(several)
+        said = f"without numbers 0-6, 9, {12 + rank}-14: all ranks"
+        with pytest.raises(CollectiveMismatchError, match=said):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
+
+
+async def test_nothing_waits_for_later_buckets_behind_a_mismatch() -> None:
+    """Rank 0 has one bucket more than rank 1, which makes no other collective."""
+    told = asyncio.Event()
+
+    async def on_rank(rank: int) -> None:
+        reducer = AsyncReducer(parameters_without(2 * rank, [2, 2, 6]), bucket_bytes=16)
+        with pytest.raises(CollectiveMismatchError):
+            await reducer.synchronize()
+        if rank == 0:
+            told.set()
+        await told.wait()
+
+    async with asyncio.timeout(scaled(10)):
+        await run_ranks(2, on_rank)
 
 
 async def test_a_rank_without_data_is_told_too() -> None:
