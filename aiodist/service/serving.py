@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from aiodist.api.collectives import Timeout
@@ -338,13 +339,16 @@ async def serving(
 
     Raises:
         InvalidUsageError: An argument is impossible.
-        TypeError: ``worker`` is no async function, or returned no handler; ``store`` is no store.
+        TypeError: ``worker`` is no async function, or returned no handler; ``store`` is no store;
+            ``max_delay`` is no number.
         NotInitializedError: There is no default group.
         Exception: What ``worker`` raised.
     """
     check_int(max_batch, "max_batch")
     if max_batch < 1:
         raise InvalidUsageError(f"max_batch must be at least 1, not {max_batch}")
+    if isinstance(max_delay, bool) or not isinstance(max_delay, Real):
+        raise TypeError(f"max_delay must be a number of seconds, not {type(max_delay).__name__}")
     if not max_delay >= 0:
         raise InvalidUsageError(f"max_delay must be 0 or more seconds, not {max_delay!r}")
     if not callable(worker):

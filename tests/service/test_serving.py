@@ -443,6 +443,8 @@ async def test_impossible_arguments_raise_at_once(options):
     ("worker", "options", "said"),
     [
         (5, {}, "worker must be an async function, not 5"),
+        (summing, {"max_delay": "1"}, "max_delay must be a number of seconds, not str"),
+        (summing, {"max_delay": None}, "max_delay must be a number of seconds, not NoneType"),
         (summing, {"store": 5}, "store must be one of aiodist.store's .* not 5"),
     ],
 )
