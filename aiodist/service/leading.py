@@ -24,6 +24,9 @@ from aiodist.service.requests import Admission, Request, RequestQueue
 CALL, GROW = 0, 1
 """What the leader sends to its workers: a list of one of these and its arguments."""
 
+_PLACE = "obj[1][0]"
+"""The first request in such a list, as an error about what cannot travel begins."""
+
 
 class Leader:
     """Carries out the requests of ``queue`` in ``group``, on all its ranks."""
@@ -137,7 +140,7 @@ class Leader:
             results = await self._carry_out([request.value for request in batch])
         except (TypeError, ValueError, OverflowError) as error:  # raised before anything was sent
             if len(batch) == 1:
-                batch[0].fail(error)
+                batch[0].fail(_about_request(error))
                 return
             for number, request in enumerate(batch, 1):
                 try:
@@ -220,6 +223,18 @@ async def _results(handler: Handler, values: list[Any]) -> Sequence[Any]:
             f"{len(values)} requests, not {type(results).__name__}"
         )
     return results
+
+
+def _in_words(results: Sequence[Any]) -> str:
+    return f"a {type(results).__name__} of {len(results)}"
+
+
+def _about_request(error: Exception) -> Exception:
+    """Return ``error``, of packing a batch of one, without the place of the request in the batch."""
+    text = str(error)
+    if not text.startswith(_PLACE):
+        return error
+    return type(error)(f"request{text.removeprefix(_PLACE)}").with_traceback(error.__traceback__)
 
 
 def _revoked(group: ProcessGroup, why: str) -> GroupRevokedError:

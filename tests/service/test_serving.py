@@ -229,12 +229,13 @@ async def test_a_result_that_no_coroutine_can_raise_becomes_a_runtime_error():
 
 async def test_a_request_that_cannot_travel_fails_alone():
     async def lead(service):
-        calls = [service.call([1.0]), service.call(object()), service.call([2.0])]
+        calls = [service.call([1.0]), service.call(print), service.call([2.0])]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     first, second, third = await serve(2, lead, max_batch=8)
     assert (first.tolist(), third.tolist()) == ([3.0], [6.0])
     assert isinstance(second, TypeError)
+    assert str(second).startswith("request is a builtin_function_or_method, which does not travel")
 
 
 class Positive:
