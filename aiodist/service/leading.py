@@ -216,11 +216,13 @@ class Leader:
 
 async def _results(handler: Handler, values: list[Any]) -> Sequence[Any]:
     """Return one result for each of ``values``."""
+    count = len(values)  # the handler may change its list
     results = await handler(values)
-    if not isinstance(results, Sequence) or len(results) != len(values):
+    is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes | bytearray)
+    if not is_list or len(results) != count:
         raise InvalidUsageError(
-            f"the handler of a service returns a list with one result for each of its "
-            f"{len(values)} requests, not {type(results).__name__}"
+            f"the handler of a service returns a list with one result for each of its {count} requests, "
+            f"not {_in_words(results) if is_list else type(results).__name__}"
         )
     return results
 

@@ -383,18 +383,48 @@ async def test_the_caller_of_grow_gets_an_error_when_the_block_raises_meanwhile(
     assert isinstance(await end_of(block), dist.ServiceClosedError)
 
 
-async def test_a_handler_without_a_result_for_each_request_raises_at_the_callers():
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "NoneType"),
+        ([1], "a list of 1"),
+        ({1: 1, 2: 2}, "dict"),
+        ("ab", "str"),
+        (b"ab", "bytes"),
+    ],
+)
+async def test_a_handler_without_a_result_for_each_request_raises_at_the_callers(returned, said):
     async def worker():
         async def forward(requests):
-            return None
+            return returned
 
         return forward
 
     async def lead(service):
-        with pytest.raises(dist.InvalidUsageError, match="one result for each"):
-            await service.call(1)
+        return await asyncio.gather(*map(service.call, [1, 2]), return_exceptions=True)
 
-    await serve(2, lead, worker)
+    for error in await serve(2, lead, worker, max_batch=2):
+        assert isinstance(error, dist.InvalidUsageError)
+        assert str(error).endswith(f"one result for each of its 2 requests, not {said}")
+
+
+@pytest.mark.parametrize("returned", [[], [3, 4]])
+async def test_a_handler_may_change_its_list_of_requests(returned):
+    async def worker():
+        async def forward(requests):
+            requests.clear()
+            return returned
+
+        return forward
+
+    async def lead(service):
+        return await asyncio.gather(*map(service.call, [1, 2]), return_exceptions=True)
+
+    answers = await serve(2, lead, worker, max_batch=2)
+    if returned:
+        assert answers == returned
+    else:
+        assert [type(answer) for answer in answers] == [dist.InvalidUsageError] * 2
 
 
 async def test_only_the_leader_calls_and_the_end_of_its_block_ends_the_service():
