@@ -108,8 +108,10 @@ class Service:
                 place is not known then. GroupRevokedError says the same.
             TypeError: The request cannot travel.
             ServiceClosedError: The service has ended.
-            InvalidUsageError: On another rank, or inside ``worker`` or the handler.
+            InvalidUsageError: On another rank, in another event loop, or inside ``worker`` or the
+                handler.
         """
+        self._check_loop()
         check_outside(self)
         return await self._submit(Request(request))
 
@@ -130,9 +132,10 @@ class Service:
         Raises:
             CollectiveTimeoutError: They did not come in time.
             InvalidUsageError: There is no store, a rank is out of range, another rank leads, or the
-                call is inside ``worker`` or the handler.
+                call is in another event loop, or inside ``worker`` or the handler.
             ServiceClosedError: The service has ended.
         """
+        self._check_loop()
         check_outside(self)
         group = self._group
         deadline = Deadline(group.timeout if timeout is None else timeout)
@@ -166,6 +169,7 @@ class Service:
         The first leader is the group's first rank. When a leader is lost, the first rank of those that
         are left takes its place. Raises what ended the service on this rank.
         """
+        self._check_loop()
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_over or self._leads)
         if self._is_over:
@@ -174,6 +178,7 @@ class Service:
 
     async def until_closed(self) -> None:
         """Wait for the end of the service. Raises what ended it on this rank."""
+        self._check_loop()
         await asyncio.wait({self._running})
         self._running.result()
 
@@ -193,6 +198,11 @@ class Service:
         lost = self._world.endpoint.lost
         members = [rank for rank in self._group.ranks if self._is_serving and not lost(rank)]
         return all(rank in waiting or rank in members for rank in wanted)
+
+    def _check_loop(self) -> None:
+        """Raise InvalidUsageError in another event loop: a future of this one would not wake it."""
+        if self._world.its_loop is not None:  # it is None when the process group was destroyed
+            self._world.check_loop()
 
     def _check_open(self) -> None:
         """Raise InvalidUsageError if another rank leads, ServiceClosedError if the service has ended."""

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import importlib
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -445,6 +446,25 @@ async def test_only_the_leader_calls_and_the_end_of_its_block_ends_the_service()
     async with asyncio.timeout(scaled(20)):
         await run_ranks(2, main)
     assert ends == [1]
+
+
+async def test_another_event_loop_is_refused_and_told_the_way():
+    def raises(method):
+        with pytest.raises(dist.InvalidUsageError, match=r"asyncio\.run_coroutine_threadsafe"):
+            asyncio.run(method())
+
+    async def lead(service):
+        methods = (partial(service.call, [1.0]), service.grow, service.until_leader)
+        for method in (*methods, service.until_closed):
+            await asyncio.to_thread(raises, method)
+        loop = asyncio.get_running_loop()
+
+        def call():
+            return asyncio.run_coroutine_threadsafe(service.call([1.0]), loop).result()
+
+        return await asyncio.to_thread(call)
+
+    assert (await serve(2, lead)).tolist() == [3.0]
 
 
 async def test_callers_that_wait_when_the_leader_leaves_get_an_error():
