@@ -77,7 +77,7 @@ def arrange(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tens
     for tensor in tensors:
         kind = (tensor.dtype, tensor.device)
         members, room = latest.get(kind, ([], 0))
-        if tensor.nbytes > room:
+        if not members or tensor.nbytes > room:
             members, room = [], limit
             lists.append(members)
         members.append(tensor)

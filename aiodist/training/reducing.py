@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from threading import Lock
 from typing import Any
 
@@ -81,8 +83,8 @@ class Reducer(ABC):
 
         Raises:
             InvalidUsageError: There is nothing to train, ``op`` is another one, a number is not
-                positive, a parameter stands there twice or has another reducer, or this rank is
-                outside the group.
+                positive or not finite, a parameter stands there twice, is computed from others or has
+                another reducer, or this rank is outside the group.
             TypeError: An argument has a wrong type.
             NotInitializedError: There is no default group.
         """
@@ -99,8 +101,8 @@ class Reducer(ABC):
         check_compression(compression)
         if gradient_predivide_factor is not None and kind is not RedOpType.AVG:
             raise InvalidUsageError(f"gradient_predivide_factor is for AVG, and op is {op}")
-        if gradient_predivide_factor is not None and gradient_predivide_factor <= 0:
-            raise InvalidUsageError("gradient_predivide_factor has to be more than 0")
+        if gradient_predivide_factor is not None:
+            _check_factor(gradient_predivide_factor)
         members = current_world().find(group)
         if isinstance(members, NonGroupMember):
             raise InvalidUsageError("this rank is not in the group that is to train")
@@ -424,10 +426,24 @@ class _Hook:
         self._reducer._arrived(self._bucket, self._index, parameter)
 
 
+def _check_factor(factor: Any) -> None:
+    if isinstance(factor, bool) or not isinstance(factor, Real):
+        raise TypeError(f"gradient_predivide_factor must be a number, not {type(factor).__name__}")
+    if not 0 < float(factor) < math.inf:
+        raise InvalidUsageError(
+            f"gradient_predivide_factor has to be more than 0 and finite, not {factor}"
+        )
+
+
 def _check_free(parameters: Iterable[torch.Tensor]) -> None:
-    """Raise InvalidUsageError if one of ``parameters`` stands there twice, or has a reducer."""
+    """Raise InvalidUsageError for parameters that stand there twice, have a reducer or are computed."""
     found: set[int] = set()
     for parameter in parameters:
+        if not parameter.is_leaf:
+            raise InvalidUsageError(
+                f"a tensor of shape {tuple(parameter.shape)} is computed from others, so backward() keeps "
+                "no gradient of it: pass parameters, as in model.parameters()"
+            )
         if id(parameter) in found:
             raise InvalidUsageError(
                 f"a parameter of shape {tuple(parameter.shape)} stands twice in parameters: pass each "

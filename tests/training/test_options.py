@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,8 @@ async def test_options_without_a_meaning_are_refused() -> None:
             ({"bucket_bytes": 0}, "bucket_bytes is 0, and has to be 1 or more"),
             ({"bucket_bytes": -1}, "bucket_bytes is -1, and has to be 1 or more"),
             ({"gradient_predivide_factor": 0.0}, "more than 0"),
+            ({"gradient_predivide_factor": math.nan}, "more than 0 and finite, not nan"),
+            ({"gradient_predivide_factor": math.inf}, "more than 0 and finite, not inf"),
             ({"gradient_predivide_factor": 2.0, "op": ReduceOp.SUM}, "is for AVG"),
         ):
             with pytest.raises(InvalidUsageError, match=said):
@@ -174,6 +177,7 @@ async def test_arguments_of_a_wrong_type_are_refused() -> None:
             (right, {"buffers": model.named_buffers}, r"such as model\.buffers\(\), not method"),
             (right, {"compression": "fp16"}, "must be Compression.none, .* not 'fp16'"),
             (right, {"bucket_bytes": "1M"}, "bucket_bytes must be an int, not str"),
+            (right, {"gradient_predivide_factor": "2"}, "factor must be a number, not str"),
         ):
             with pytest.raises(TypeError, match=said):
                 AsyncReducer(parameters, **options)  # type: ignore[arg-type]
@@ -183,3 +187,31 @@ async def test_arguments_of_a_wrong_type_are_refused() -> None:
             GradientReducer(right).attach(5)  # type: ignore[arg-type]
 
     await run_ranks(1, on_rank)
+
+
+async def test_a_computed_tensor_is_refused_and_leaves_no_hook_behind() -> None:
+    async def on_rank(rank: int) -> None:
+        weight = nn.Parameter(torch.ones(2))
+        with pytest.raises(InvalidUsageError, match=r"of shape \(2,\) is computed from others"):
+            AsyncReducer([weight * 2, weight])
+        AsyncReducer([weight])
+
+    await run_ranks(1, on_rank)
+
+
+async def test_parameters_without_elements_take_part() -> None:
+    async def on_rank(rank: int) -> list[list[float]]:
+        gradients = []
+        for shapes in ([0], [0, 2], [2, 0], [0, 0]):
+            several = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+            reducer = AsyncReducer(several)
+            for _ in range(2):
+                torch.cat([(rank + 1) * each for each in several]).sum().backward()
+                await reducer.synchronize()
+                gradients.append(torch.cat([each.grad for each in several]).tolist())  # type: ignore[misc]
+                for each in several:
+                    each.grad = None
+        return gradients
+
+    expected = [[], [], *[[1.5, 1.5]] * 4, [], []]
+    assert await run_ranks(2, on_rank) == [expected] * 2
