@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from asyncio import CancelledError
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -64,6 +66,10 @@ class GradientReducer(Reducer):
         `synchronize`: clipping, and the ``unscale_`` and ``step`` of a ``torch.amp.GradScaler``.
         Else the step raises InvalidUsageError.
 
+        ``optimizer.step(closure)`` synchronizes after each call of the closure. An optimizer that
+        decides by the loss, such as LBFGS, needs the same loss on all ranks: let the closure return the
+        mean over the ranks.
+
         Args:
             optimizer: An optimizer of the same parameters.
 
@@ -117,9 +123,20 @@ class GradientReducer(Reducer):
         else:
             row.work = broadcast(row.flat, group=self._group, async_op=True, group_src=row.source)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not self._steps_synchronize or self._is_synchronized:
-            return
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Synchronize, or return the arguments of a step whose closure does so in its end."""
+        if not self._steps_synchronize:
+            return None
+        given = [*args[1:], kwargs.get("closure")]
+        if given[0] is not None:  # a closure, whose backward makes the gradients
+            evaluate = partial(self._evaluate, given[0])
+            if len(args) > 1:
+                return (args[0], evaluate, *args[2:]), kwargs
+            return args, kwargs | {"closure": evaluate}
+        if self._is_synchronized:
+            return None
         # A GradScaler leaves the division to a fused optimizer, and tells it whether this rank's own
         # gradients are finite: ranks would not agree on whether to make the step.
         if getattr(optimizer, "found_inf", None) is not None:
@@ -130,6 +147,15 @@ class GradientReducer(Reducer):
                     "before the scaler's step()"
                 )
         self.synchronize()
+        return None
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Return what ``closure`` returns; its gradients are then those of all ranks."""
+        self._is_synchronized = False
+        result = closure()
+        if not self._is_synchronized:
+            self.synchronize()
+        return result
 
     def _after_step(self, *_: object) -> None:
         self._is_synchronized = False

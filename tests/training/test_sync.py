@@ -17,6 +17,7 @@ import aiodist.sync as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.training.sync import Compression, GradientReducer, broadcast_parameters
 from tests.torch_backend.programs.ddp import Net
+from tests.torch_backend.programs.ddp import batches as whole_batches
 from tests.training.replicas import (
     LIMIT,
     by_one_process,
@@ -58,6 +59,54 @@ def test_compression_learns_about_the_same(run_threads: RunThreads) -> None:
     models = run_threads(2, lambda rank: train(rank, 2, compression=Compression.bf16))
 
     check(models, by_one_process(2, always), atol=5e-3)
+
+
+def lbfgs(parameters: Any) -> torch.optim.Optimizer:
+    """One that calls its closure eight times a step, whatever the loss is."""
+    return torch.optim.LBFGS(parameters, 0.1, 8, tolerance_grad=0.0, tolerance_change=0.0)
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, lr=0.05), lbfgs])
+@pytest.mark.parametrize("synchronizes", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_step_synchronizes_the_gradients_of_its_closure(
+    make: Callable[[Any], torch.optim.Optimizer],
+    synchronizes: bool,
+    named: bool,
+    run_threads: RunThreads,
+) -> None:
+    """The closure may do so itself, and then its call counts."""
+
+    def train(
+        batches: Any,
+        prepare: Callable[[Net, torch.optim.Optimizer], Callable[[], None]] | None = None,
+    ) -> Net:
+        model = fresh()
+        optimizer = make(model.parameters())
+        meet = None if prepare is None else prepare(model, optimizer)
+        for batch in batches:
+
+            def closure(batch: Any = batch) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch, extra=True)
+                loss.backward()
+                if meet is not None and synchronizes:
+                    meet()
+                return loss
+
+            if named:
+                optimizer.step(closure=closure)  # type: ignore[arg-type]
+            else:
+                optimizer.step(closure)  # type: ignore[arg-type]
+        return model
+
+    def prepare(model: Net, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        reducer = GradientReducer(model.parameters())
+        reducer.attach(optimizer)
+        return reducer.synchronize
+
+    alone = train(whole_batches(2)[:2])
+    check(run_threads(2, lambda rank: train(parts(rank, 2)[:2], prepare)), alone, atol=1e-4)
 
 
 def test_changes_between_synchronize_and_step_are_kept(run_threads: RunThreads) -> None:
