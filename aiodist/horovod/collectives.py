@@ -104,9 +104,10 @@ def grouped_allreduce(
         op = Average if average else Sum
 
     def reduce(*several: Tensor) -> list[Tensor]:
-        return grouped_allreduce_async(
+        reduced: list[Tensor] = grouped_allreduce_async(
             several, None, None, op, prescale_factor, postscale_factor, process_set
         ).wait()
+        return reduced
 
     reduced = _differentiable(reduce, reduce, *(tensor for tensor, _ in packed))
     return [
@@ -263,7 +264,8 @@ def alltoall(
     """
 
     def gradient(grad: Tensor, _: Tensor) -> Tensor:
-        return alltoall_async(grad, received, None, process_set).wait()[0]
+        returned: Tensor = alltoall_async(grad, received, None, process_set).wait()[0]
+        return returned
 
     output, received = _differentiable(
         lambda rows: alltoall_async(rows, splits, None, process_set).wait(), gradient, tensor
@@ -307,7 +309,8 @@ def reducescatter(
         # As Horovod has it: a mean over the ranks, unless it is asked for the sum.
         n_parts = dist.get_world_size(process_set.group()) if op is Sum else 1
         scale = prescale_factor * postscale_factor * n_parts
-        return allgather_async(grad, None, process_set).wait() * scale
+        gathered: Tensor = allgather_async(grad, None, process_set).wait()
+        return gathered * scale
 
     output: Tensor = _differentiable(
         lambda rows: reducescatter_async(rows, None, op, process_set, *factors).wait(),
