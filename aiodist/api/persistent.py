@@ -32,7 +32,7 @@ def barrier_init(group: Group | None = None) -> PersistentCollective:
     Raises:
         InvalidUsageError: This rank is not in the group.
     """
-    return PersistentCollective(current_world().group(group), Barrier())
+    return PersistentCollective(current_world().group_here(group), Barrier())
 
 
 def broadcast_init(
@@ -54,7 +54,7 @@ def broadcast_init(
     Raises:
         InvalidUsageError: The arguments do not fit together.
     """
-    pg = current_world().group(group)
+    pg = current_world().group_here(group)
     return PersistentCollective(pg, Broadcast(tensor, check_rank(pg, src, group_src, "src")))
 
 
@@ -79,7 +79,7 @@ def reduce_init(
     Raises:
         InvalidUsageError: The arguments do not fit together.
     """
-    pg = current_world().group(group)
+    pg = current_world().group_here(group)
     root = check_rank(pg, dst, group_dst, "dst")
     return PersistentCollective(pg, Reduce(tensor, root, ReduceOp.of(op)))
 
@@ -99,7 +99,9 @@ def all_reduce_init(
     Raises:
         InvalidUsageError: The arguments do not fit together.
     """
-    return PersistentCollective(current_world().group(group), AllReduce(tensor, ReduceOp.of(op)))
+    return PersistentCollective(
+        current_world().group_here(group), AllReduce(tensor, ReduceOp.of(op))
+    )
 
 
 def all_gather_into_tensor_init(
@@ -118,7 +120,7 @@ def all_gather_into_tensor_init(
         InvalidUsageError: The arguments do not fit together.
     """
     operation = AllGatherSingle(output_tensor, input_tensor)
-    return PersistentCollective(current_world().group(group), operation)
+    return PersistentCollective(current_world().group_here(group), operation)
 
 
 def reduce_scatter_tensor_init(
@@ -141,7 +143,7 @@ def reduce_scatter_tensor_init(
         InvalidUsageError: The arguments do not fit together.
     """
     operation = ReduceScatterSingle(output, input, ReduceOp.of(op))
-    return PersistentCollective(current_world().group(group), operation)
+    return PersistentCollective(current_world().group_here(group), operation)
 
 
 def all_to_all_single_init(
@@ -169,4 +171,4 @@ def all_to_all_single_init(
         None if sizes is None else tuple(sizes) for sizes in (output_split_sizes, input_split_sizes)
     )
     operation = AllToAllSingle(output, input, into, out_of)
-    return PersistentCollective(current_world().group(group), operation)
+    return PersistentCollective(current_world().group_here(group), operation)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.operation import Collective
 from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
 
 if TYPE_CHECKING:
     from aiodist.groups.group_engine import GroupEngine
+
+_running_loop = asyncio._get_running_loop
 
 
 class PersistentCollective:
@@ -49,7 +53,10 @@ class PersistentCollective:
         Raises:
             CollectiveError: The group has ended, when awaited also what the ordinary function raises.
         """
-        return self._group.start(self._operation, timeout, self._begin)
+        if self._group.world.its_loop is _running_loop():
+            return self._group.start(self._operation, timeout, self._begin)
+        # In a thread without the loop it starts later, as the ordinary function: see `groups.deferred`.
+        return current_world().reached(self._group).start(self._operation, timeout)
 
     def __repr__(self) -> str:
         return f"<PersistentCollective {self._operation.kind} of {self._group.group_name!r}>"

@@ -223,6 +223,24 @@ async def test_arguments_are_checked_when_it_is_prepared() -> None:
     await run_ranks(2, body)
 
 
+async def test_in_a_thread_without_the_loop_it_starts_when_it_is_awaited() -> None:
+    async def body(rank: int) -> None:
+        tensor = torch.ones(3)
+        plan = dist.all_reduce_init(tensor)
+        loop = asyncio.get_running_loop()
+
+        def other_thread() -> None:
+            with pytest.raises(dist.InvalidUsageError):
+                dist.all_reduce_init(tensor)
+            asyncio.run_coroutine_threadsafe(plan.start(), loop).result(20)
+
+        await asyncio.to_thread(other_thread)
+        await plan.start()
+        assert tensor.tolist() == [4] * 3
+
+    await run_ranks(2, body, "shm")
+
+
 async def test_its_group_has_ended() -> None:
     async def body(rank: int) -> None:
         group = await dist.new_group()
