@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import aiodist.sync as dist
+from aiodist.sync.loop_handoff import LoopHandoff
+from aiodist.sync.portal import portal
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -227,3 +229,26 @@ def test_pickle_is_allowed_for_all_operations_at_once(
     monkeypatch.setenv("AIODIST_ALLOW_PICKLE", "yes")
     with pytest.raises(dist.InvalidUsageError, match="AIODIST_ALLOW_PICKLE must be 0 or 1"):
         dist.init_process_group(rank=0, world_size=1)
+
+
+def test_what_has_completed_leaves_the_loops_thread_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken: list[str] = []
+    resume = LoopHandoff.resume
+
+    def noted(self: LoopHandoff) -> None:
+        woken.append("resume")
+        resume(self)
+
+    loop, handoff = portal()._loop, portal().handoff
+    assert loop is not None
+    monkeypatch.setattr(LoopHandoff, "resume", noted)
+    calls = 50
+    for _ in range(calls):
+        while loop.has_callbacks() or not handoff._lent:
+            time.sleep(0.001)
+        work = dist.all_reduce(np.ones(2), async_op=True)
+        assert work is not None
+        work.wait()
+    assert len(woken) < calls / 2  # now and then its thread is awake, and in the way
