@@ -10,8 +10,6 @@ import asyncio
 import os
 import sys
 
-os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"
-
 import torch
 
 import aiodist as dist
@@ -19,6 +17,7 @@ from tests.gpu import nccl_programs
 
 
 async def main(program: str, *backend: str) -> None:
+    os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"  # NCCL reads it when a group is built
     await dist.init_process_group("aiodist")
     device = torch.device("cuda", 0)
     await getattr(nccl_programs, program)(device, *backend)
