@@ -152,14 +152,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _named_peers(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the peers of ``--peers``, none without it. Leave with a sentence if one is not known."""
+    peers = tuple(options.peers.split(",")) if options.peers else ()
+    try:
+        for name in peers:
+            make_peer(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise SystemExit(str(error)) from None
+    return peers
+
+
 def _peers(options: argparse.Namespace) -> tuple[str, ...]:
-    if options.peers:
-        peers = tuple(options.peers.split(","))
-        try:
-            for name in peers:
-                make_peer(name)
-        except (ValueError, ImportError, AttributeError) as error:
-            raise SystemExit(str(error)) from None
+    if peers := _named_peers(options):
         return peers
     if options.namespaces:
         return BETWEEN_HOSTS if options.ranks_per_host == 1 else ON_HOSTS_OF_SEVERAL
@@ -258,7 +263,7 @@ def _arrival(options: argparse.Namespace) -> int:
         and (not options.ranks or block.ranks in options.ranks)
     ]
     suite = replace(suite, blocks=tuple(blocks))
-    peers = tuple(options.peers.split(",")) if options.peers else USUAL
+    peers = _named_peers(options) or USUAL
     others = []
     if options.with_mpi:
         from benchmarks.mpi import MpiJobs

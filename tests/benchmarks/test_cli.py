@@ -27,3 +27,8 @@ def test_invalid_arguments_are_refused(
     with pytest.raises(SystemExit) as ended:
         main(["run", "--quick", *words.split()])
     assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
+def test_late_ranks_are_not_measured_with_an_unknown_peer() -> None:
+    with pytest.raises(SystemExit, match="no peer 'nonsense'; there are gloo"):
+        main(["arrival", "--quick", "--peers", "gloo,nonsense"])
