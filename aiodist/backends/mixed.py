@@ -16,7 +16,7 @@ from aiodist.groups.collective_backend import (
 )
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messenger import Messenger
-from aiodist.groups.operation import Operation, Tensor
+from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 
@@ -42,7 +42,7 @@ class MixedBackend(CollectiveBackend):
     ) -> CompletedRecord | Work[T]:
         return self._backend_for(operation).start(operation, timeout)
 
-    def prepare(self, operation: Operation[Any]) -> Start:
+    def prepare(self, operation: Collective[None]) -> Start:
         return self._backend_for(operation).prepare(operation)
 
     def _backend_for(self, operation: Operation[Any]) -> CollectiveBackend:

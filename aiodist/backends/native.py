@@ -32,7 +32,7 @@ from aiodist.groups.collective_backend import (
     StreamSettings,
 )
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.operation import Opened, Operation, Tensor
+from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.tensors import Buffer, DType, Reduction, reduction, scratch
@@ -110,13 +110,10 @@ class NativeBackend(CollectiveBackend):
             started = self._as_its_loop(self._begin, operation, key, plan, tried, timeout)
         return started  # type: ignore[no-any-return]
 
-    def prepare(self, operation: Operation[Any]) -> Start:
-        if operation.kind not in self._bodies:
-            return self.start
-        collective: Any = operation
-        opened = collective.open(open_buffer, self._group)  # checks the arguments
+    def prepare(self, operation: Collective[None]) -> Start:
+        opened = operation.open(open_buffer, self._group)  # checks the arguments
         key = operation.key()
-        plan: Any = self.plans.get(key) or self.plans.make(key, collective, opened)
+        plan: Any = self.plans.get(key) or self.plans.make(key, operation, opened)
         views = plan.views(operation)
         if views is None:
             return self.start

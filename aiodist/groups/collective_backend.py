@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from aiodist.completion import T
 from aiodist.deadline import Deadline
-from aiodist.groups.operation import Operation, Tensor
+from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 
@@ -125,7 +125,7 @@ class CollectiveBackend(ABC):
         there. So all that needs a running loop goes through `RankWorld.as_its_loop`.
         """
 
-    def prepare(self, operation: Operation[Any]) -> Start:
+    def prepare(self, operation: Collective[None]) -> Start:
         """Return what starts ``operation``, and no other one, as `start` does; as often as it is called.
 
         Raises what `start` raises for the operation's arguments, unless they are checked when it starts.

@@ -23,10 +23,12 @@ from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import GroupLabel, Record
 
-Start = Callable[[Operation[Any], float | timedelta | None], Work[Any]]
+StartInGroup = Callable[[Operation[Any], float | timedelta | None], Work[Any]]
 
 
-def starting_in(loop: asyncio.AbstractEventLoop, group: GroupLabel, start: Start) -> Start:
+def starting_in(
+    loop: asyncio.AbstractEventLoop, group: GroupLabel, start: StartInGroup
+) -> StartInGroup:
     """Return a function that returns a `Work` at once and calls ``start`` for it later, in ``loop``.
 
     ``start``: `GroupEngine.start` of ``group``. Its errors come with the `Work`.

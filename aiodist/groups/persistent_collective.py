@@ -51,7 +51,7 @@ class PersistentCollective:
             timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
 
         Raises:
-            CollectiveError: The group has ended, when awaited also what the ordinary function raises.
+            CollectiveError: The group has ended. The `Work` raises what the ordinary function's does.
         """
         if self._group.world.its_loop is _running_loop():
             return self._group.start(self._operation, timeout, self._begin)

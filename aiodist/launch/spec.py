@@ -22,7 +22,7 @@ it."""
 
 
 class Place(NamedTuple):
-    """A rank, its number among the ``local_size`` ranks of its host, and which of the hosts that is.
+    """A rank, its number among the ``local_size`` ranks of its host, and the number of that host.
 
     ``host`` is None on the machine of the launcher.
     """

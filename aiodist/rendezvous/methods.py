@@ -14,7 +14,7 @@ from aiodist.rendezvous.environments import Number, port_number, whole_number
 
 @dataclass(frozen=True)
 class InitMethod:
-    """A parsed URL. ``rank`` and ``size`` come from its query string, or are None."""
+    """A parsed URL. ``rank`` and ``size`` are those of its query string, None without one."""
 
     url: str
     scheme: str

@@ -201,7 +201,7 @@ class Service:
 
     def _check_loop(self) -> None:
         """Raise InvalidUsageError in another event loop: a future of this one would not wake it."""
-        if self._world.its_loop is not None:  # it is None when the process group was destroyed
+        if self._world.its_loop is not None:  # a destroyed process group has no loop
             self._world.check_loop()
 
     def _check_open(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec
 from aiodist.api import persistent as api
 from aiodist.groups import persistent_collective
 from aiodist.groups.work import Work
+from aiodist.sync.adapter import mirrors
 from aiodist.sync.portal import portal
 
 P = ParamSpec("P")
@@ -32,21 +33,11 @@ class PersistentCollective:
         """
         self._prepared = prepared
 
+    @mirrors(persistent_collective.PersistentCollective.start)
     def start(self, timeout: float | timedelta | None = None) -> Work[None]:
-        """Start the collective. All ranks start it in the same place of the group's order.
+        """Start the collective.
 
-        The other ranks may call the ordinary function instead. A start need not wait until the one
-        before has ended. A cancelled or failed one leaves what that of the ordinary function leaves,
-        and the next start is a new operation.
-
-        Args:
-            timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
-
-        Returns:
-            A `Work`; its ``wait()`` blocks until this rank's part is done.
-
-        Raises:
-            CollectiveError: The group has ended; ``wait()`` raises what the ordinary function raises.
+        ``wait()`` of the `Work` blocks until this rank's part is done.
         """
         this = self._prepared
         work: Work[None]

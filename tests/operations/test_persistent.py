@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import aiodist as dist
+from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import engine_of
@@ -144,9 +145,12 @@ async def test_a_tensor_whose_memory_has_moved(move: Callable[[torch.Tensor], No
     await run_ranks(2, body, "shm")
 
 
-async def test_it_looks_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+async def test_it_looks_nothing_up(is_mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(rank: int) -> None:
         tensor = torch.ones(3)
+        if is_mixed:  # as on a machine with a GPU
+            engine_of().backend = MixedBackend("aiodist", {"cpu": NativeBackend(engine_of())})
         plan = dist.all_reduce_init(tensor)
         await plan.start()  # it opens the shared memory
         await dist.barrier()

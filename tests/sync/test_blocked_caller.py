@@ -139,6 +139,7 @@ def test_a_thread_that_sleeps_times_out(run_threads: RunThreads) -> None:
 def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
     """A ring may be for less than the thread waits for: it looks again soon, and suspects nothing."""
     rings, slept, suspected = [True, False, True, False, False, False, False, True], [], []
+    looked_near: list[int] = []
 
     def wait(seconds: float) -> bool:
         slept.append(seconds)
@@ -152,7 +153,7 @@ def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
     sleeper = SimpleNamespace(
         doorbell=SimpleNamespace(wait=wait),
         look=lambda: False,
-        look_near=lambda: False,
+        look_near=lambda: looked_near.append(len(slept)),
         fall_asleep=lambda: True,
         suspect=lambda: suspected.append(len(slept)),
     )
@@ -166,6 +167,7 @@ def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
     growing = [FIRST_LOOK_SECONDS, 2 * FIRST_LOOK_SECONDS, 4 * FIRST_LOOK_SECONDS]
     assert slept == [soon, soon, later, soon, later, *growing]
     assert suspected == [5, 6, 7]
+    assert looked_near == [1, 3]  # where it was rung for
 
 
 def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> None:

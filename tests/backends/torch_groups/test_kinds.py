@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,3 +53,28 @@ def test_an_error_of_nccl_gets_advice() -> None:
     assert Nccl().explain(text).startswith(text)
     assert 'use backend "aiodist"' in Nccl().explain(text)
     assert Nccl().explain("unhandled cuda error") == "unhandled cuda error"
+
+
+def test_a_gpu_counts_once_for_each_of_nccls_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a")
+    )
+    store = HashStore()
+
+    def meet(number: int, host: str | None) -> None:
+        if host is None:
+            monkeypatch.delenv("NCCL_HOSTID", raising=False)
+        else:
+            monkeypatch.setenv("NCCL_HOSTID", host)
+        store.set(f"device/{1 - number}", store.get("seen") if number else b"")
+        Nccl().meet(store, [4, 2], number, 0)
+
+    for first, second in ((None, None), ("x", "x"), ("x", "y")):
+        store.set("seen", b"")
+        meet(0, first)
+        store.set("seen", store.get("device/0"))
+        if first == second:
+            with pytest.raises(dist.InvalidUsageError, match="ranks 4 and 2 share the GPU"):
+                meet(1, second)
+        else:
+            meet(1, second)
