@@ -231,12 +231,15 @@ async def test_in_a_thread_without_the_loop_it_starts_when_it_is_awaited() -> No
     async def body(rank: int) -> None:
         tensor = torch.ones(3)
         plan = dist.all_reduce_init(tensor)
-        loop = asyncio.get_running_loop()
+        loop, group = asyncio.get_running_loop(), engine_of()
 
         def other_thread() -> None:
             with pytest.raises(dist.InvalidUsageError):
                 dist.all_reduce_init(tensor)
-            asyncio.run_coroutine_threadsafe(plan.start(), loop).result(20)
+            work = plan.start()
+            assert group.n_started == 0
+            asyncio.run_coroutine_threadsafe(work, loop).result(20)
+            assert group.n_started == 1
 
         await asyncio.to_thread(other_thread)
         await plan.start()
