@@ -35,8 +35,6 @@ from aiodist.groups.shm_collective import ShmCollective
 from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
-from aiodist.p2p.spin_policy import AWAY_NANOSECONDS
-from aiodist.shm.group_area import SLOT_TAGS, SLOTS
 from aiodist.types import Backend
 from aiodist.wire.frames import COLLECTIVE
 
@@ -87,8 +85,6 @@ class GroupEngine(Messaging):
         self._turns: list[Pending[None]] = []
         self._trouble: Exception | None = None  # of the next collective, which fails with it
         self._idle: ShmCollective | None = None  # the object of the next one in shared memory
-        self._wake_due = 0
-        """Of `time.monotonic_ns`: from then on sleepers are woken before the next one is published."""
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
         self._foretold: dict[int, tuple[int, bytes]] = {}
         """By global rank: the collective, not begun here, in which that rank waits for this one."""
@@ -199,9 +195,6 @@ class GroupEngine(Messaging):
         ):
             return None
         created = monotonic_ns()
-        if created > self._wake_due:
-            self._wake_due = created + AWAY_NANOSECONDS
-            communicator.wake(SLOT_TAGS[sequence % SLOTS])
         fingerprint = plan.fingerprint
         operation = self._idle
         if operation is None:

@@ -19,9 +19,6 @@ class Sleeper(Protocol):
     def look(self) -> bool:
         """Go on with the operation if it can. Returns whether it did."""
 
-    def look_near(self) -> bool:
-        """Look for a moment: a rank has rung, and may be about to do what is waited for. As `look`."""
-
     def fall_asleep(self) -> bool:
         """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
 

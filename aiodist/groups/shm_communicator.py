@@ -314,10 +314,6 @@ class ShmCommunicator:
         self.poll()
         return self._wait is not wait
 
-    def look_near(self) -> bool:
-        wait = self._wait
-        return wait is not None and self._look_near(wait)
-
     def fall_asleep(self) -> bool:
         wait = self._wait
         if wait is None:  # for a turn of the loop, or to be admitted
@@ -377,15 +373,8 @@ class ShmCommunicator:
             return
         self.poll()
         wait = self._wait
-        if wait is not None and wait.asleep and not self._look_near(wait):
+        if wait is not None and wait.asleep:
             self._nap(wait)  # each nap gets one WAKE frame
-
-    def _look_near(self, wait: Wait) -> bool:
-        """Look for a moment for what another rank has announced by its ring. Return whether it came."""
-        if not self.spin.finds_near(wait.words, wait.word, wait.low, wait.high):
-            return False
-        self.poll()
-        return self._wait is not wait
 
     @property
     def is_opening(self) -> bool:

@@ -40,10 +40,6 @@ TURN_NANOSECONDS = int(TURN_SECONDS * 1e9)
 """Interval at which a task yields to the loop although its operations complete without suspending.
 """
 
-AWAY_NANOSECONDS = 1_000_000
-"""A rank that was in no operation for so long wakes those that sleep over it before it publishes. Its part
-of the interpreter may be out of the caches, so what it does first takes about as long as a wake-up."""
-
 _YIELDS = 12
 """Calls of sched_yield before sleeping for the shortest possible time."""
 

@@ -95,7 +95,7 @@ class BlockedCaller:
     def _go_on(self, slept: float) -> tuple[bool, bool]:
         """Return whether the operation went on, and whether it has ended or sleeps over a word."""
         work, sleeper = self._work, self._sleeper
-        if went_on := sleeper.look() or (not slept and sleeper.look_near()):
+        if went_on := sleeper.look():
             work._spin(DRIVE_SECONDS)
         elif slept >= SUSPICION_SECONDS:
             sleeper.suspect()

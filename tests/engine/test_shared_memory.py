@@ -15,9 +15,9 @@ import aiodist as dist
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.shm_opening import neighbours_of
 from aiodist.groups.world import current_world
-from aiodist.p2p.spin_policy import SUSPICION_SECONDS, BoundedSpin
+from aiodist.p2p.spin_policy import SUSPICION_SECONDS
 from aiodist.shm import area_directory
-from aiodist.shm.group_area import ASLEEP, SLOT_TAGS, SLOTS
+from aiodist.shm.group_area import ASLEEP
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import engine_of, outcome, ranks_of
 from tests.leftovers import named_segments
@@ -499,38 +499,3 @@ def test_a_root_killed_between_two_pieces_is_lost(tmp_path: Path) -> None:
         outputs = [rank.communicate(timeout=scaled(40))[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 0]
     assert outputs == ["", "survived\n"]
-
-
-async def test_a_sleeper_that_is_rung_looks_once_more_before_it_sleeps_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A rank may ring before it publishes."""
-    looked: list[int] = []
-
-    def nothing_yet(self: BoundedSpin, words: memoryview, word: int, least: int, most: int) -> bool:
-        looked.append(word)
-        return False
-
-    other_goes_on = asyncio.Event()
-
-    async def body(rank: int) -> None:
-        await dist.all_reduce(np.ones(3))  # it opens the shared memory
-        await dist.barrier()
-        if rank:
-            await other_goes_on.wait()
-            await dist.all_reduce(np.ones(3))
-            return
-        communicator = engine_of().communicator
-        assert communicator is not None
-        work = dist.all_reduce(np.ones(3))
-        await until(lambda: bool(communicator.mine[ASLEEP]))
-        with monkeypatch.context() as patched:
-            patched.setattr(BoundedSpin, "finds_near", nothing_yet)
-            sleep = communicator.mine[ASLEEP]
-            communicator.rung()
-        assert looked == [SLOT_TAGS[work._context.sequence % SLOTS]]
-        assert communicator.mine[ASLEEP] != sleep
-        other_goes_on.set()
-        await work
-
-    await run_ranks(2, body, "shm")
