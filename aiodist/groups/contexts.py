@@ -174,26 +174,20 @@ class CollectiveContext:
     def _compare(self, arrival: Arrival) -> None:
         self.compare(arrival.src, arrival.meta)
 
-    def tell(self) -> None:
-        """Tell the communicator's neighbours, over the streams, which operation this is.
-
-        They may be in another one. Of members in two operations some are neighbours, unless many that
-        are in none stand between them; and an error reaches all.
-        """
-        communicator = self.communicator
-        assert communicator is not None  # on which the operation has slept for long
-        for member in communicator.neighbours:
-            self.send(communicator.group_ranks[member], memoryview(b""))
-
     def tell_awaited(self) -> None:
-        """Tell the ranks that it waits for messages of, each of them once, which collective this is.
+        """Tell the ranks whose messages it waits for, each of them once, which collective this is.
 
         They may be in another one, and wait for this rank in turn. Where another library carries the
-        messages, that compares what ranks call.
+        messages, that compares what ranks call. In shared memory it tells the neighbours in place of the
+        rank that is late, to which all others would connect. Of members in two operations some are
+        neighbours, unless many that are in none stand between them; and an error reaches all.
         """
-        endpoint = self._group.endpoint
+        endpoint, communicator = self._group.endpoint, self.communicator
         if self._messenger is endpoint:
-            untold = self._awaited() - self._informed
+            ranks = self._awaited()
+            if communicator is not None and self.shm is not None and communicator.waiting_for():
+                ranks.update(communicator.neighbours)
+            untold = ranks - self._informed
             self._informed |= untold
             for rank in untold:
                 endpoint.tell_fingerprint(rank, self._group.id, self.sequence, self.meta)

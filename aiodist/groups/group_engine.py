@@ -229,6 +229,7 @@ class GroupEngine(Messaging):
         context.take_up(operation)
         work._start_body(body)
         self._limit(work, timeout)
+        self._mismatch_detector.started()
         if self._error is not None:  # since it began
             work._fail(self._error.again())
         return work
@@ -313,8 +314,7 @@ class GroupEngine(Messaging):
         usual. After a success those that still wait must know, since this rank will not answer them.
         """
         fingerprint = self._finished.get(sequence)
-        # Over shared memory an equal one only says, for those who have slept long, where it is.
-        if fingerprint is None or (self.communicator is not None and fingerprint.encoded == meta):
+        if fingerprint is None:
             return None
         self._finished.pop(sequence)
         error = mismatch(self, sequence, fingerprint, src, meta)

@@ -1,8 +1,9 @@
-"""Find ranks that wait for each other's messages in different collectives.
+"""Find ranks that wait for each other in different collectives.
 
-Each message of a collective carries its fingerprint, and the receiver compares it. But two ranks may each
-wait for a message and send none, such as two that both take themselves for the root of a reduce. So a rank
-that has waited for a moment tells each rank that it waits for which collective it is in.
+Each message and each slot of a collective carries its fingerprint, and who reads it compares. But two ranks
+may each wait for the other and send nothing, such as two that both take themselves for the root of a
+reduce, or one may run in shared memory and the other over streams. So a rank that has waited for a moment
+tells each rank that it waits for which collective it is in; in shared memory, its neighbours.
 
 Why this finds every disagreement: take the first collective that does not end. It would end if all ranks
 called it alike. So among the ranks that wait in it, one waits for a rank that called, or will call, another
@@ -28,7 +29,7 @@ class WaitingCollective(Protocol):
     sequence: int
 
     def tell_awaited(self) -> None:
-        """Tell the ranks that it waits for messages of, each of them once, which collective this is."""
+        """Tell the ranks that it waits for, or its neighbours, each once, which collective this is."""
 
 
 class CollectivesUnderWay(Protocol):

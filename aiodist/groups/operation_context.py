@@ -23,7 +23,7 @@ class Sleeper(Protocol):
         """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
 
     def suspect(self) -> None:
-        """Note that the thread has slept for long: ranks may disagree."""
+        """Look whether the rank that is waited for is gone: the thread has slept for long."""
 
 
 class OperationContext(Protocol):

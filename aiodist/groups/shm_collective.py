@@ -59,9 +59,6 @@ class OperationStreams(Protocol):
     def listen(self) -> None:
         """Fail with a message for this operation from a rank that is in another one."""
 
-    def tell(self) -> None:
-        """Tell the neighbours over the streams, once, what this rank is in: it has slept for long."""
-
 
 class ShmCollective:
     """One operation that has the communicator to itself; see `collectives.shm_exchange.ShmContext`.
@@ -84,7 +81,6 @@ class ShmCollective:
         "_run",
         "_seen",
         "_since",
-        "_told",
         "_turn_seconds",
         "_wait",
         "_words",
@@ -109,7 +105,6 @@ class ShmCollective:
         self._has_published = False
         self._run: ScheduleRun | None = None
         self._seen = 0  # how many others' slots have been read
-        self._told = False
         self._wait: Wait | None = None
 
     def begin_with(self, sequence: int, meta: Words, context: OperationStreams) -> None:
@@ -360,13 +355,6 @@ class ShmCollective:
         """Listen on the streams while the operation sleeps: what comes for it means that ranks disagree."""
         assert self.context is not None
         self.context.listen()
-
-    def tell(self) -> None:
-        """Tell the neighbours over the streams, once, what this rank is in: it has slept for long."""
-        if not self._told:
-            self._told = True
-            assert self.context is not None
-            self.context.tell()
 
     # -- collectives.shm_layout.ShmLayout
 

@@ -73,9 +73,6 @@ class CurrentOperation(Protocol):
     def fell_asleep(self) -> None:
         """Note that the operation sleeps until another rank goes on."""
 
-    def tell(self) -> None:
-        """Tell the neighbours what this rank is in: the operation has slept for long."""
-
 
 class Entrant(Protocol):
     """An operation that waits for the communicator; `CollectiveContext` is one."""
@@ -127,15 +124,10 @@ class ShmCommunicator:
         """Where messages would be that came for an operation of this group."""
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
-        self.neighbours = neighbours_of(self.rank, self.size)
-        """By rank of the communicator: the members that hear first what this rank is in."""
+        self.neighbours = [self.members[rank] for rank in neighbours_of(self.rank, self.size)]
+        """Global ranks of the members to which this rank is connected."""
         self._opening = ShmOpening(
-            group.endpoint,
-            memory,
-            self._id,
-            self.members,
-            [self.members[rank] for rank in self.neighbours],
-            self._wake_member,
+            group.endpoint, memory, self._id, self.members, self.neighbours, self._wake_member
         )
         self.peers: list[tuple[int, memoryview]] = []
         self.slots: list[list[memoryview]] = []  # by their number, and by rank
@@ -328,8 +320,7 @@ class ShmCommunicator:
 
     def suspect(self) -> None:
         wait, memory = self._wait, self._memory
-        if wait is not None and self.current is not None and memory is not None:
-            self.current.tell()
+        if wait is not None and memory is not None:
             reach_if_gone(self.group.endpoint, memory, self.members[wait.rank])
 
     # -- waiting
@@ -439,7 +430,7 @@ class ShmCommunicator:
     def _suspect(self) -> None:
         wait = self._wait
         self.poll()
-        if wait is not None and self._wait is wait and self.current is not None:
+        if wait is not None and self._wait is wait:
             self.suspect()
             self._look_again(until_next_look(perf_counter() - self._since), self._suspect)
 
