@@ -50,15 +50,15 @@ def open_stream(
             `init_process_group`.
 
     Raises:
-        InvalidUsageError: A stream with that peer and tag is open, a limit is below 1, or this is not the
-            event loop of ``init_process_group``.
+        InvalidUsageError: A stream with that peer and tag is open, a limit is below 1 or not below
+            2**63, or this is not the event loop of ``init_process_group``.
     """
     pg = current_world().group_here(group)
     to = check_other(pg, check_rank(pg, peer, group_peer, "peer"), "peer")
     window, max_bytes = check_int(window, "window"), check_int(max_bytes, "max_bytes")
     for name, value in (("window", window), ("max_bytes", max_bytes)):
-        if value < 1:
-            raise InvalidUsageError(f"{name} must be at least 1, not {value}")
+        if not 1 <= value < 1 << 63:  # the peer gets it as 64 bits
+            raise InvalidUsageError(f"{name} must be at least 1 and below 2**63, not {value}")
     may_pickle = pickles(pg, allow_pickle)
     settings = StreamSettings(to, check_tag(tag), window, max_bytes, may_pickle)
     return pg.backend.open_stream(settings)

@@ -127,18 +127,19 @@ def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]
 def window_from(argument: int | None, environ: Mapping[str, str]) -> int:
     """Return how many bytes a rank buffers for each other rank; AIODIST_BUFFER_BYTES where None.
 
-    Raises TypeError for an argument that is no int, InvalidUsageError for less than 64 KiB.
+    Raises TypeError for an argument that is no int, InvalidUsageError for less than 64 KiB and for
+    2**63 or more.
     """
     text = environ.get("AIODIST_BUFFER_BYTES", "")
     if argument is not None:
         count = check_int(argument, "buffer_bytes")
-        what = f"buffer_bytes must be at least {_LEAST_WINDOW}"
+        what = f"buffer_bytes must be at least {_LEAST_WINDOW} and below 2**63"
     elif text:
-        what = f"AIODIST_BUFFER_BYTES must be a number of bytes, at least {_LEAST_WINDOW}"
+        what = f"AIODIST_BUFFER_BYTES must be a number of bytes, at least {_LEAST_WINDOW} and below 2**63"
         count = int(text) if text.isdecimal() else 0
     else:
         return DEFAULT_WINDOW
-    if count < _LEAST_WINDOW:
+    if not _LEAST_WINDOW <= count < 1 << 63:  # the other ranks get it as 64 bits
         raise InvalidUsageError(f"{what}, not {text if argument is None else argument!r}")
     return count
 

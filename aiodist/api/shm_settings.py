@@ -17,9 +17,10 @@ SHARED = "shm"
 def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
     """Return how many bytes AIODIST_SHM_BYTES lets a rank share; 0 if ``schemes`` have no shared memory."""
     text = environ.get("AIODIST_SHM_BYTES", "")
-    if text and (not text.isdecimal() or 0 < int(text) < MIN_BYTES):
+    if text and not (text.isdecimal() and (int(text) == 0 or MIN_BYTES <= int(text) < 1 << 63)):
         raise InvalidUsageError(
-            f"AIODIST_SHM_BYTES must be a number of bytes, 0 or at least {MIN_BYTES}, not {text!r}"
+            f"AIODIST_SHM_BYTES must be a number of bytes, 0 or at least {MIN_BYTES} and below "
+            f"2**63, not {text!r}"
         )
     if SHARED not in schemes:
         return 0

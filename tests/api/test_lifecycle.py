@@ -18,6 +18,7 @@ from aiodist.testing import run_ranks
         ("AIODIST_TRANSPORT", "quic", "use one or several of shm, tcp, unix"),
         ("AIODIST_TRANSPORT", "shm", "names no stream"),
         ("AIODIST_SHM_BYTES", "32M", "a number of bytes, 0 or at least 1048576"),
+        ("AIODIST_SHM_BYTES", str(1 << 63), r"0 or at least 1048576 and below 2\*\*63"),
         ("AIODIST_SHM_BYTES", "4096", "a number of bytes, 0 or at least 1048576"),
         ("AIODIST_TRANSPORT", "tcp,", "AIODIST_TRANSPORT='tcp,' names ''"),
         ("AIODIST_STREAMS", "two", "a number from 1 to 64, not 'two'"),
@@ -27,6 +28,7 @@ from aiodist.testing import run_ranks
         ("AIODIST_INSTEAD_OF", "glo", "AIODIST_INSTEAD_OF must be gloo"),
         ("AIODIST_STREAMS", "65", "a number from 1 to 64"),
         ("AIODIST_BUFFER_BYTES", "64M", "a number of bytes, at least 65536"),
+        ("AIODIST_BUFFER_BYTES", str(1 << 64), r"at least 65536 and below 2\*\*63"),
         ("AIODIST_BUFFER_BYTES", "1000", "a number of bytes, at least 65536"),
         ("AIODIST_INIT_TIMEOUT", "soon", "a positive number of seconds, or inf, not 'soon'"),
         ("AIODIST_INIT_TIMEOUT", "0", "a positive number of seconds, or inf, not '0'"),
@@ -72,7 +74,9 @@ async def test_the_buffer_of_messages_is_a_parameter(monkeypatch: pytest.MonkeyP
         await dist.init_process_group(rank=0, world_size=1, buffer_bytes=argument)
         assert current_world().endpoint.window == bytes_kept
         await dist.destroy_process_group()
-    with pytest.raises(dist.InvalidUsageError, match="buffer_bytes must be at least 65536, not 9"):
+    with pytest.raises(
+        dist.InvalidUsageError, match=r"must be at least 65536 and below 2\*\*63, not 9"
+    ):
         await dist.init_process_group(rank=0, world_size=1, buffer_bytes=9)
 
 

@@ -435,7 +435,7 @@ async def test_objects_that_do_not_travel_leave_the_stream_as_it_was() -> None:
 async def test_misuse_of_streams() -> None:
     async def on_rank(rank: int) -> None:
         peer = 1 - rank
-        for arguments in ({"window": 0}, {"max_bytes": 0}):
+        for arguments in ({"window": 0}, {"max_bytes": 0}, {"window": 1 << 63}):
             with pytest.raises(dist.InvalidUsageError, match="must be at least 1"):
                 dist.open_stream(peer, **arguments)
         with pytest.raises(dist.InvalidUsageError, match="is this rank itself"):

@@ -54,7 +54,10 @@ async def test_numbers_of_hosts_and_bytes_are_checked_before_the_ranks_wait() ->
     for hosts in ([0], [0, 1, 2]):
         with pytest.raises(dist.InvalidUsageError, match="for each of 2 ranks"):
             await run_ranks(2, lambda rank: dist.barrier(), hosts=hosts)
-    with pytest.raises(dist.InvalidUsageError, match="buffer_bytes must be at least 65536, not -1"):
+    with pytest.raises(
+        dist.InvalidUsageError,
+        match=r"buffer_bytes must be at least 65536 and below 2\*\*63, not -1",
+    ):
         await run_ranks(2, lambda rank: dist.barrier(), buffer_bytes=-1)
 
 
