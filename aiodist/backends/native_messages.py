@@ -102,7 +102,9 @@ class NativeMessages:
         group, blocks = self._group, operation.blocks
         if ended := group.recv_at_once(plan, data, blocks):
             # A caller that blocks has named the source, which is the whole result.
-            return ended if blocks else group.completed(ended, plan.peer, plan.peer)
+            if blocks:
+                return ended
+            return group.received(ended, plan.peer, plan.peer, plan.key, plan.meta, data)
         recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
         return self._as_its_loop(group.recv_posted, plan.facts, recv, None, timeout)
 

@@ -32,7 +32,7 @@ from aiodist.groups.message import RecvObject, SendObject
 from aiodist.groups.messaging import ObjectPlan
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
-from aiodist.p2p.matching import ANY_SOURCE, Recv
+from aiodist.p2p.matching import ANY_SOURCE, Recv, TakesBack
 from aiodist.p2p.outbox import Send
 from aiodist.tensors import scratch
 from aiodist.wire.frames import OBJECT, PART, Key
@@ -156,6 +156,12 @@ class _EnvelopeRecv(Recv):
             if not parcel.envelope.rows:
                 return self.finish(finished(self.messages.loading(parcel, self.pickle)), source)
         raise Unfinished(self.rest)
+
+    def hand_back(self, inbox: TakesBack) -> None:
+        if self.given is not None:
+            self.messages.hand_on(self.key, self.given)
+        else:
+            super().hand_back(inbox)
 
     def rest(self, context: MessageContext) -> Coroutine[Any, Any, Any]:
         """Receive what the envelope announces; as the body of `Messaging.message`."""
@@ -312,7 +318,7 @@ class ObjectMessages:
                     else:
                         facts = plan.facts(len(data))
                         ended = group.world.recorder.ended(group.label, -1, facts, created)
-                        return group.completed(ended, value, source)
+                        return group.received(ended, value, source, key, b"", data)
                 self._handed_on[key] = [Parcel(source, read_envelope(memoryview(data)), [])]
         recv = _EnvelopeRecv(self, key, source, finish, pickle)
         recv.given = self._handed_parcel(recv)
@@ -341,9 +347,11 @@ class ObjectMessages:
                 context.matched(recv.src)
             except BaseException:
                 if not parcel.is_lost:
-                    self._hand_on(recv.key, parcel)
+                    self.hand_on(recv.key, parcel)
                 raise
             else:
+                recv.given = parcel  # for `hand_back`
+                context.receiving(recv)
                 return recv.finish(obj, parcel.source)
             order = recv.order
             recv = _EnvelopeRecv(self, recv.key, recv.src, recv.finish, recv.pickle)
@@ -397,7 +405,7 @@ class ObjectMessages:
             self._group.messenger.recv(part)
         return Parcel(source, envelope, parts, turn)
 
-    def _hand_on(self, key: Key, parcel: Parcel) -> None:
+    def hand_on(self, key: Key, parcel: Parcel) -> None:
         """Give an object whose receive was cancelled to the first receive that matches it."""
         for recv in self._group.receiving(key):
             if isinstance(recv, _EnvelopeRecv) and recv.src in (parcel.source, ANY_SOURCE):

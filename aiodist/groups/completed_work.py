@@ -47,6 +47,7 @@ class CompletedWork(Work[T]):
         self._value = value
         self._source = source
         self._outputs: list[Any] | None = None
+        self._unread = None
 
     @property
     def _callbacks(self) -> list[Callable[[], None]]:  # type: ignore[override]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.completion import Pending
@@ -298,6 +299,9 @@ class CollectiveContext:
             return None
         return self.communicator
 
+    def hand_back(self) -> Callable[[], None] | None:
+        return None
+
     def close(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
         communicator, self.communicator = self.communicator, None
@@ -440,6 +444,12 @@ class MessageContext:
 
     def sleeper(self) -> Sleeper | None:
         return None
+
+    def hand_back(self) -> Callable[[], None] | None:
+        recv = self.recv
+        if recv is None or self._messenger is not self._group.endpoint:
+            return None
+        return partial(recv.hand_back, self._messenger.inbox)
 
     def close(self, error: BaseException | None) -> BaseException | None:
         if error is not None:

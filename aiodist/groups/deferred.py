@@ -106,7 +106,12 @@ class DeferredWork(Work[T]):
         except Exception as error:  # noqa: BLE001  # raised where its outcome is asked for
             self._settle(None, error)
             return
-        begun._when_done(lambda: self._settle(begun._value, begun.exception()))
+
+        def settle() -> None:
+            self._unread = begun._unread
+            self._settle(begun._value, begun.exception())
+
+        begun._when_done(settle)
 
     def _start_failed(self, error: BaseException) -> None:
         self._begin = None

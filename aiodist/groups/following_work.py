@@ -67,6 +67,9 @@ class _Following:
     def sleeper(self) -> Sleeper | None:
         return None
 
+    def hand_back(self) -> Callable[[], None] | None:
+        return None  # the first work is a collective
+
     def close(self, error: BaseException | None) -> BaseException | None:
         if not self._first.is_completed():
             self._first.cancel()

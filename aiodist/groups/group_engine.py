@@ -36,7 +36,7 @@ from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.types import Backend
-from aiodist.wire.frames import COLLECTIVE
+from aiodist.wire.frames import COLLECTIVE, Key
 
 if TYPE_CHECKING:
     from aiodist.collectives.host_topology import HostTopology
@@ -243,6 +243,24 @@ class GroupEngine(Messaging):
         """
         yields = self._spin_policy.turn_is_due(ended[-1])
         return CompletedWork(self._loop, ended, yields, value, source)
+
+    def received(
+        self,
+        ended: CompletedRecord,
+        value: T,
+        source: int,
+        key: Key,
+        meta: bytes,
+        data: memoryview | bytes,
+    ) -> Work[T]:
+        """As `completed`, for a receive that has got ``data`` from global rank ``source``."""
+        if not self._spin_policy.turn_is_due(ended[-1]):
+            return CompletedWork(self._loop, ended, False, value, source)
+        # A task that is cancelled while it yields to the loop does not get the result.
+        work: Work[T] = Work(self._loop, None, ended)
+        take_back = self.endpoint.inbox.take_back
+        work._received(value, source, partial(take_back, key, source, meta, memoryview(data), 0))
+        return work
 
     # -- the end of operations
 

@@ -48,5 +48,8 @@ class OperationContext(Protocol):
     def close(self, error: BaseException | None) -> BaseException | None:
         """Take back what is left of the operation, which ended. Returns the error to report."""
 
+    def hand_back(self) -> Callable[[], None] | None:
+        """Return how to give the message of a receive to the next receive; None: it has none to give."""
+
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
         """Find out which ranks are missing, then ``fail`` with CollectiveTimeoutError: time is up."""

@@ -56,17 +56,21 @@ class Work(Coroutine[Any, Any, T]):
         "_site",
         "_source",
         "_unheard",
+        "_unread",
         "_value",
         "_yields",
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, context: OperationContext | None, record: Record
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: OperationContext | None,
+        record: Record | CompletedRecord,
     ) -> None:
         """``record``: what the flight recorder remembers of the operation."""
         self._asked = False  # whether a caller has awaited it, waited for it or asked for its end
         self._site: CallSite | None = None
-        self._record: Record | CompletedRecord = record
+        self._record = record
         self._outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
         self._context = context
@@ -75,6 +79,8 @@ class Work(Coroutine[Any, Any, T]):
         self._error: BaseException | None = None
         self._retrieved = False
         self._unheard: UnretrievedError | None = None
+        self._unread: Callable[[], None] | None = None
+        """Gives a received message to the next receive; None once a caller has got the result."""
         self._source = -1
         self._yields = False  # its first await yields to the loop, though it has ended
         self._callbacks: list[Callable[[], None]] = []
@@ -109,6 +115,11 @@ class Work(Coroutine[Any, Any, T]):
     def _over_at(self, spin_policy: SpinPolicy) -> None:
         """Note that the operation completed synchronously: its first ``await`` may yield to the loop."""
         self._yields = spin_policy.turn_is_due(monotonic_ns())
+
+    def _received(self, value: T, source: int, hand_back: Callable[[], None]) -> None:
+        """Note that a receive completed synchronously, and that its first ``await`` yields."""
+        self._done, self._value, self._source = True, value, source
+        self._unread, self._yields = hand_back, True
 
     def _fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
@@ -147,6 +158,7 @@ class Work(Coroutine[Any, Any, T]):
             self._error = failed
         if self._error is None:
             self._recorded.end()
+            self._unread = context.hand_back()
         else:
             self._recorded.fail(self._error, waiting_for)
             if not self._retrieved:
@@ -227,9 +239,11 @@ class Work(Coroutine[Any, Any, T]):
         """Return its result or raise its error. Raises InvalidUsageError while it runs."""
         self._asked = True
         if self._done and self._error is None:
+            self._unread = None
             return self._value  # type: ignore[return-value]  # done without error: it is set
         error = self.exception()
         if error is None:  # it has ended meanwhile, in another thread
+            self._unread = None
             return self._value  # type: ignore[return-value]
         try:
             raise error
@@ -379,6 +393,7 @@ class Work(Coroutine[Any, Any, T]):
             if self._error is not None:
                 future.set_exception(self._error)
             else:
+                self._unread = None
                 future.set_result(self._value if self._outputs is None else self._outputs)
 
         self._when_done(resolve)
@@ -393,11 +408,15 @@ class Work(Coroutine[Any, Any, T]):
             try:
                 yield from waiter
             except asyncio.CancelledError:
-                self.cancel()
+                self._give_up()
                 raise
         elif self._yields:
             self._yields = False
-            yield
+            try:
+                yield
+            except asyncio.CancelledError:
+                self._give_up()
+                raise
         return self.result()
 
     # -- as a coroutine, for tasks: each step looks anew for the end, so any number of them may run it
@@ -421,12 +440,23 @@ class Work(Coroutine[Any, Any, T]):
         self._asked = True
         val = val or (typ() if isinstance(typ, type) else typ)
         if isinstance(val, asyncio.CancelledError):
-            self.cancel()
+            self._give_up()
         raise val.with_traceback(tb)
 
     def close(self) -> None:
         """Give the operation up, as `cancel`: the task will not run it."""
-        self.cancel()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Cancel the operation, because the task that awaits it is cancelled.
+
+        A task may be cancelled after the end of a receive and before its own next step. Then no caller
+        gets the result, so the message goes to the next receive.
+        """
+        hand_back, self._unread = self._unread, None
+        if not self.cancel() and hand_back is not None:
+            self._error = asyncio.CancelledError()
+            hand_back()
 
     @property
     def __name__(self) -> str:  # for the `repr` of a task

@@ -153,10 +153,24 @@ class Inbox:
             return
         self._hand_on(arrival)
 
-    def _hand_on(self, arrival: Arrival) -> None:
-        """Give a message that is still arriving, and whose receive was cancelled, to the next
-        receive.
+    def take_back(self, key: Key, src: int, meta: bytes, data: memoryview, order: int) -> None:
+        """Give a message that a receive has got, and no caller, to the next receive.
+
+        ``data`` is copied. ``order``: the message's place among those that wait, 0 for the first.
         """
+        if self._is_over(key):
+            return
+        arrival = Arrival(key, src, meta, len(data), 0, None)
+        arrival.order = order
+        arrival.data = scratch(len(data))
+        copy(arrival.data, data)
+        arrival.complete = True
+        self._hand_on(arrival)
+        if arrival.recv is not None:
+            self._deliver(arrival.recv, arrival)
+
+    def _hand_on(self, arrival: Arrival) -> None:
+        """Give a message whose receive was cancelled to the next receive."""
         arrival.recv = recv = self.matcher.take_recv(arrival.key, arrival.src)
         if recv is None:
             self.matcher.put_back(arrival)

@@ -99,6 +99,18 @@ class Recv(Pending[int]):
             return failed
         return error
 
+    def hand_back(self, inbox: TakesBack) -> None:
+        """Give the message, which has come whole, to the next receive."""
+        if self.into is not None:
+            inbox.take_back(self.key, self.source, self.meta, self.into, self.turn)
+
+
+class TakesBack(Protocol):
+    """What gives messages to receives. `Inbox` is one."""
+
+    def take_back(self, key: Key, src: int, meta: bytes, data: memoryview, order: int) -> None:
+        """Give a message that a receive has got, and no caller, to the next receive."""
+
 
 class Reader(Protocol):
     """A connection that is reading a payload."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES
 from tests.engine.conftest import RunRanks, outcome
@@ -105,6 +108,94 @@ async def test_a_cancelled_receive_leaves_its_message_to_the_next(streams: RunRa
         assert given_up.tolist() == [0] * 4
 
     await streams(2, main)
+
+
+def sent_of(kind: str, number: int) -> Any:
+    """Return message ``number`` of a kind of RECEIVES."""
+    array = np.full(4, number)
+    return {"object": number, "parts": [array, np.full(200_000, number)]}.get(kind, array)
+
+
+RECEIVES: dict[str, Callable[[], Work[Any]]] = {
+    "tensor": lambda: dist.recv(np.zeros(4, np.int64), 0),
+    "any": lambda: dist.recv(None),
+    "new": lambda: dist.recv(None, 0),
+    "object": lambda: dist.recv_object(0),
+    "parts": lambda: dist.recv_object(0),
+}
+
+
+@pytest.mark.parametrize("next_one_waits", [False, True])
+@pytest.mark.parametrize("kind", RECEIVES)
+async def test_a_receive_that_ends_as_its_task_is_cancelled_leaves_its_message_to_the_next(
+    streams: RunRanks, kind: str, next_one_waits: bool
+) -> None:
+    send = dist.send_object if kind in ("object", "parts") else dist.send
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            for number in (1, 2):
+                await dist.recv(np.zeros(1), 1, tag=9)
+                await send(sent_of(kind, number), 1)
+            return
+        got: list[Any] = []
+
+        async def receive(work: Work[Any]) -> None:
+            got.append(await work)
+
+        work = RECEIVES[kind]()
+        task = asyncio.create_task(receive(work))
+        work.add_done_callback(lambda _: task.cancel())  # before the task hears of the end
+        second = RECEIVES[kind]() if next_one_waits else None
+        await dist.send(np.zeros(1), 0, tag=9)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not got
+        assert work.cancelled()
+        await receive(second or RECEIVES[kind]())
+        await dist.send(np.zeros(1), 0, tag=9)
+        await receive(RECEIVES[kind]())
+        for number, result in enumerate(got, 1):
+            expected = sent_of(kind, number)
+            value = expected if kind == "tensor" else result[0]
+            assert str(value) == str(expected)
+            assert result == 0 if kind == "tensor" else result[1] == 0
+
+    await streams(2, main)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "object"])
+async def test_a_receive_whose_task_is_cancelled_as_it_yields_leaves_its_message_to_the_next(
+    ranks: RunRanks, kind: str
+) -> None:
+    send = dist.send_object if kind == "object" else dist.send
+
+    async def receive() -> str:
+        if kind == "object":
+            return str((await dist.recv_object(0)).obj)
+        into = np.zeros(4, np.int64)
+        await dist.recv(into, 0)
+        return str(into)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            for number in range(3):
+                await send(sent_of(kind, number), 1)
+            await dist.barrier()
+            return
+        first = await receive()  # the next ones go by its plan
+        await dist.barrier()  # they are here
+        current_world().endpoint.spin_policy._turn_due = 0
+        task = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        received = [first, await receive(), await receive()]
+        assert received == [str(sent_of(kind, number)) for number in range(3)]
+
+    await ranks(2, main)
 
 
 async def test_a_large_receive_cancelled_half_way(streams: RunRanks) -> None:

@@ -127,3 +127,21 @@ def test_a_runner_takes_works_one_by_one() -> None:
         on(runner, dist.barrier)
         on(runner, dist.destroy_process_group)
     use_world(World())
+
+
+async def test_a_receive_called_in_a_thread_that_ends_as_its_task_is_cancelled_loses_no_message() -> (
+    None
+):
+    async def main(rank: int) -> None:
+        if rank == 0:
+            for number in (1, 2):
+                await dist.send_object(number, 1)
+            return
+        work = await asyncio.to_thread(dist.recv_object, 0)
+        work.add_done_callback(lambda _: task.cancel())  # before the task hears of the end
+        task = asyncio.create_task(work)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [(await dist.recv_object(0)).obj for _ in range(2)] == [1, 2]
+
+    await run_ranks(2, main)
