@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs docs-install test-docs test-benchmarks clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs docs-install test-docs test-benchmarks test-examples clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -39,6 +39,7 @@ help:
 	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between two hosts; bench-hosts: between four)"
 	@echo "make test-benchmarks  whole runs of the benchmarks, besides the few in make test"
+	@echo "make test-examples   whole recipes, notebooks, applications and programs of MPI, besides the few in make test"
 	@echo "make recipes    run every training recipe with 1, 2 and 4 ranks and write docs/recipes.md"
 	@echo "make docs       build the documentation into build/docs"
 	@echo "make test-docs  open its pages in a headless browser, follow the links, run the search (needs Chromium)"
@@ -160,13 +161,19 @@ test-slurm: $(STAMP)
 	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
 		$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
 
-# Root makes namespaces and starts the servers.
-HOSTS_PROGRAMS := sshd ssh ip tc
 test-benchmarks: $(STAMP)
 	@echo "== tests: whole runs of the benchmarks"
 	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
 		$(BIN)/python -m pytest -m benchmarks tests/benchmarks $(PYTEST_ARGS)
 
+test-examples: $(STAMP)
+	@echo "== tests: whole recipes, notebooks, applications and programs of MPI"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(BIN)/python -m pytest -n 2 --dist worksteal -m examples tests/examples tests/backends/mpi \
+		$(PYTEST_ARGS)
+
+# Root makes namespaces and starts the servers.
+HOSTS_PROGRAMS := sshd ssh ip tc
 test-hosts: $(STAMP)
 	@if ! PATH=$$PATH:/usr/sbin:/sbin which $(HOSTS_PROGRAMS) >/dev/null && which apt-get >/dev/null; then \
 		echo "== install: openssh-server, openssh-client and iproute2"; \

@@ -1,4 +1,7 @@
-"""The notebooks run and print what they printed when committed; the first shows every operation."""
+"""The notebooks run and print what they printed when committed; the first shows every operation.
+
+``make test`` runs the shortest one, ``make test-examples`` the others.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ EXECUTE = NOTEBOOK.with_name("execute.py")
 
 MOST_BYTES = 300_000
 
-every_notebook = pytest.mark.parametrize(
-    "path", sorted(NOTEBOOK.parent.glob("*.ipynb")), ids=lambda path: path.stem
-)
+NOTEBOOKS = sorted(NOTEBOOK.parent.glob("*.ipynb"))
+SHORTEST = NOTEBOOK.with_name("service.ipynb")
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def code_cells(path: Path) -> list[Any]:
@@ -53,7 +57,13 @@ def operations(module: ModuleType) -> set[str]:
     }
 
 
-@every_notebook
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path == SHORTEST else [pytest.mark.examples])
+        for path in NOTEBOOKS
+    ],
+)
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_notebook_prints_its_committed_output(

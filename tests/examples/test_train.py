@@ -35,11 +35,13 @@ def check(output: str, ranks: int) -> None:
     assert "[1]" not in output  # only rank 0 speaks
 
 
-def test_one_rank_learns(launch: Callable[..., str]) -> None:
-    check(launch(1, SCRIPT, "--epochs", "2"), 1)
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.examples), 2])
+def test_ranks_learn(launch: Callable[..., str], ranks: int) -> None:
+    check(launch(ranks, SCRIPT, "--epochs", "2"), ranks)
 
 
-def test_two_ranks_learn_what_the_seed_decides(launch: Callable[..., str]) -> None:
+@pytest.mark.examples
+def test_the_seed_decides_what_two_ranks_learn(launch: Callable[..., str]) -> None:
     outputs = [launch(2, SCRIPT, "--epochs", "2", "--seed", "5") for _ in range(2)]
     check(outputs[0], 2)
     assert digest(outputs[0]) == digest(outputs[1])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.examples, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def reward_of(output):

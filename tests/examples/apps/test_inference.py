@@ -31,7 +31,10 @@ async def check_answers(session):
             assert response.status in (400, 422)
 
 
-@pytest.mark.parametrize("app", ["inference.py", "inference_fastapi.py"])
+@pytest.mark.parametrize(
+    "app",
+    ["inference.py", pytest.param("inference_fastapi.py", marks=pytest.mark.examples)],
+)
 async def test_killed_ranks_leave_no_request_without_an_answer(start, ports, app):
     """First a worker is killed under load, then the leader."""
     options = ("--max-restarts", "4")

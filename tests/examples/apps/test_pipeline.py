@@ -11,6 +11,7 @@ from tests.examples.apps.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("count", [0, 61])
 async def test_each_text_gets_its_score_in_order_with_any_number_of_stages(start, tmp_path, count):
     texts = [f"text number {n} of {'x' * (n % 7)}" for n in range(count)]

@@ -26,6 +26,7 @@ NAME = "async_training.py"
 FEW = ("--arch", "mlp", "--limit", "512", "-b", "64")
 
 
+@pytest.mark.examples
 def test_async_training_gives_the_bits_of_stock_ddp_and_resumes_to_them(recipe: Recipe) -> None:
     port = ("--port", "0")
     stock = recipe(2, "distributed.py", *FEW, "--epochs", "2")
@@ -36,6 +37,7 @@ def test_async_training_gives_the_bits_of_stock_ddp_and_resumes_to_them(recipe: 
     assert whole["top1"] == stock["top1"]
 
 
+@pytest.mark.examples
 def test_bad_input_ends_all_ranks_with_one_sentence(launch: Callable[..., str]) -> None:
     output = launch(2, RECIPES / NAME, "--port", "0", "--arch", "vgg", code=2)
     assert output.count("[0] async_training.py: error: --arch vgg is unknown") == 1

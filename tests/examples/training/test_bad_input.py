@@ -52,6 +52,7 @@ def sentence(ended: CompletedRun) -> str:
     return said[0].partition("error: ")[2]
 
 
+@pytest.mark.examples
 def test_bad_input_ends_all_ranks(recipes: Recipes, tmp_path: Path) -> None:
     for name in ("good", "empty", "broken", "cut", "lonely"):
         write_images(tmp_path / name, ("one", "two"), 6)
@@ -123,6 +124,7 @@ def test_the_job_has_exit_code_2(launch: Callable[..., str]) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.examples
 def test_every_recipe_has_the_usual_options_and_asks_for_its_launcher() -> None:
     """dataparallel.py and spawned.py start without one."""
     names = sorted(file.name for file in RECIPES.glob("*.py"))

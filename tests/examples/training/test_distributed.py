@@ -72,6 +72,7 @@ def test_two_ranks_resume_to_the_same_bits_and_do_as_gloo_and_one_process(
     assert "was written by 2 ranks, and this job has 1; start as many" in refused.errors[0]
 
 
+@pytest.mark.examples
 def test_four_ranks_resume_to_the_same_bits_and_evaluate_exactly(
     recipes: Recipes, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_four_ranks_resume_to_the_same_bits_and_evaluate_exactly(
     assert ring["loss"] == pytest.approx(library["loss"], rel=1e-3)  # they add up in another order
 
 
+@pytest.mark.examples
 def test_a_folder_of_images_with_loader_processes(recipes: Recipes, tmp_path: Path) -> None:
     write_images(tmp_path / "images", ("blue", "green", "red"), 16)
     latest = str(tmp_path / "2-0" / "checkpoint.pth.tar")
@@ -139,6 +141,7 @@ def test_a_folder_of_images_with_loader_processes(recipes: Recipes, tmp_path: Pa
     assert rows
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize(
     "launcher",
     [

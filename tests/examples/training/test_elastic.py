@@ -17,7 +17,7 @@ from tests.images import write_images
 from tests.limits import scaled
 from tests.warm_python import WarmPython
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.examples, pytest.mark.slow, pytest.mark.timeout(180)]
 
 FEW = ("--arch", "mlp", "--limit", "512", "-b", "64", "--epochs", "2", "--summary", "summary.json")
 STEPS = 16

@@ -11,7 +11,7 @@ from tests.examples.training.conftest import CompletedRun
 
 Recipes = Callable[..., list[CompletedRun]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_two_ranks_learn_what_one_process_learns(recipes: Recipes) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 Recipe = Callable[..., dict[str, Any]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.examples, pytest.mark.slow, pytest.mark.timeout(180)]
 
 NAME = "local_sgd.py"
 

@@ -15,7 +15,7 @@ from tests.warm_python import WarmPython
 
 Recipes = Callable[..., list[CompletedRun]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_recipes_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path) -> None:
