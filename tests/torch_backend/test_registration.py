@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,9 +26,11 @@ Run = Callable[..., str]
 def run(tmp_path: Path) -> Callable[..., str]:
     """``run("-c", source)``: what Python prints; in a folder without aiodist, where it is installed."""
 
-    def python(*arguments: str, **environment: str) -> str:
+    def python(
+        *arguments: str, python: Sequence[str] = (sys.executable,), **environment: str
+    ) -> str:
         done = subprocess.run(
-            [sys.executable, *map(textwrap.dedent, arguments)],
+            [*python, *map(textwrap.dedent, arguments)],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", **environment},
             capture_output=True,
@@ -41,27 +43,66 @@ def run(tmp_path: Path) -> Callable[..., str]:
     return python
 
 
-def test_importing_torch_registers_the_backend_and_does_not_import_aiodist(run: Run) -> None:
+# Each interpreter below imports torch anew, which takes seconds: what one of them can show, one does.
+ASKS_FOR_GLOO = """
+dist = torch.distributed
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+pair = dist.new_group(backend="cpu:gloo")
+tensor = torch.ones(1)
+dist.all_reduce(tensor, group=pair)
+print(dist.get_backend(), dist.get_backend(pair), type(dist.group.WORLD).__name__)
+dist.destroy_process_group()
+dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+print(type(dist.group.WORLD).__name__)
+dist.destroy_process_group()
+"""
+
+NAMES_A_PLACE = """
+dist.init_process_group("aiodist", init_method="aiodist://", rank=0, world_size=1)
+print(dist.get_world_size())
+dist.destroy_process_group()
+try:
+    dist.init_process_group("aiodist", init_method="aiodist://host")
+except RuntimeError as error:
+    print(error)
+"""
+
+DEFAULT = "ProcessGroup" if torch.cuda.is_available() else "TorchGroup"
+
+
+def test_importing_torch_registers_the_backend_alone(run: Run) -> None:
+    """aiodist is not imported, Gloo stays Gloo, and the URL takes rank and size, and no place."""
     source = """
-        import sys, torch
-        print(torch.distributed.Backend.AIODIST, "aiodist" in sys.modules)
-        print(torch.distributed.Backend.backend_capability["aiodist"])
-        import aiodist.torch_backend
-    """
+import sys, torch
+print(torch.distributed.Backend.AIODIST, "aiodist" in sys.modules)
+print(torch.distributed.Backend.backend_capability["aiodist"])
+import aiodist.torch_backend
+"""
+    said = run("-c", source + ASKS_FOR_GLOO + NAMES_A_PLACE).splitlines()
+    said = [line for line in said if "[Gloo]" not in line]  # which torch 2.9 prints
     kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    assert run("-c", source) == f"aiodist False\n{kinds}\n"
+    assert said[:2] == ["aiodist False", f"{kinds}"]
+    assert said[2].startswith("gloo")
+    assert said[3:] == [
+        "ProcessGroup",
+        "1",
+        "init_method 'aiodist://host' names a place: write \"aiodist://\" alone",
+    ]
 
 
 def test_where_autoload_is_off_importing_aiodist_after_torch_registers_the_backend(
     run: Run,
 ) -> None:
+    """It does what the variable asks for, too."""
     source = """
-        import torch
-        print(hasattr(torch.distributed.Backend, "AIODIST"))
-        import aiodist
-        print(torch.distributed.Backend.AIODIST)
-    """
-    assert run("-c", source, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False\naiodist\n"
+import torch
+print(hasattr(torch.distributed.Backend, "AIODIST"))
+import aiodist
+print(torch.distributed.Backend.AIODIST)
+"""
+    variables = {"AIODIST_INSTEAD_OF": "gloo", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    said = run("-c", source + ASKS_FOR_GLOO, **variables)
+    assert said == f"False\naiodist\naiodist aiodist TorchGroup\n{DEFAULT}\n"
 
 
 def test_importing_the_backend_module_registers_it(run: Run) -> None:
@@ -70,6 +111,25 @@ def test_importing_the_backend_module_registers_it(run: Run) -> None:
         print(torch.distributed.Backend.AIODIST)
     """
     assert run("-c", source, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "aiodist\n"
+
+
+def test_a_program_that_asks_for_gloo_gets_aiodist_if_the_variable_is_set(run: Run) -> None:
+    """In any case of letters, and without a word."""
+    source = f"{LOGGED}import torch\n{ASKS_FOR_GLOO}"
+    said = run("-c", source, AIODIST_INSTEAD_OF="Gloo")
+    assert said == f"aiodist aiodist TorchGroup\n{DEFAULT}\n"
+
+
+def test_another_name_than_gloo_in_the_variable_is_told(run: Run) -> None:
+    told = "AIODIST_INSTEAD_OF must be gloo, the one backend that aiodist replaces, not 'glo'"
+    said = run("-c", f"{LOGGED}import torch", AIODIST_INSTEAD_OF="glo")
+    assert said == f"{told}; it has no effect\n"
+
+
+LOGGED = """
+import logging
+logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
+"""
 
 
 def test_autoload_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,50 +141,6 @@ def test_autoload_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     _aiodist_autoload.autoload()
     monkeypatch.delattr(torch_dist, "Backend")  # as in a torch without distributed
     _aiodist_autoload.autoload()
-
-
-HARD_CODED = """
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    pair = dist.new_group(backend="cpu:gloo")
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor, group=pair)
-    print(dist.get_backend(), dist.get_backend(pair), type(dist.group.WORLD).__name__)
-    dist.destroy_process_group()
-    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
-    print(type(dist.group.WORLD).__name__)
-    dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("autoload", ["0", "1"])
-def test_a_program_that_asks_for_gloo_gets_aiodist_if_the_variable_is_set(
-    run: Run, autoload: str
-) -> None:
-    source = HARD_CODED if autoload == "1" else f"{HARD_CODED[:17]}, aiodist{HARD_CODED[17:]}"
-    said = run("-c", source, AIODIST_INSTEAD_OF="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
-    default = "ProcessGroup" if torch.cuda.is_available() else "TorchGroup"
-    assert said == f"aiodist aiodist TorchGroup\n{default}\n"
-
-
-def test_a_program_that_asks_for_gloo_gets_gloo_without_the_variable(run: Run) -> None:
-    said = run("-c", HARD_CODED).splitlines()
-    said = [line for line in said if "[Gloo]" not in line]  # which torch 2.9 prints
-    assert said[0].startswith("gloo")
-    assert said[1] == "ProcessGroup"
-
-
-def test_another_name_than_gloo_in_the_variable_is_told(run: Run) -> None:
-    source = """
-        import logging
-        logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
-        import torch
-    """
-    told = "AIODIST_INSTEAD_OF must be gloo, the one backend that aiodist replaces, not 'glo'"
-    assert run("-c", source, AIODIST_INSTEAD_OF="glo") == f"{told}; it has no effect\n"
-    assert run("-c", source, AIODIST_INSTEAD_OF="Gloo") == ""
 
 
 @pytest.mark.parametrize(("value", "level"), [("gloo", "WARNING"), ("", "DEBUG")])
@@ -223,23 +239,6 @@ def test_ranks_of_other_launchers_meet_with_nothing_passed(
     assert outputs[0][0] == "sum 3.0\nsum 3.0\n"
 
 
-def test_aiodist_urls_take_rank_and_size_and_no_place(run: Run) -> None:
-    source = """
-        import torch.distributed as dist
-        dist.init_process_group("aiodist", init_method="aiodist://", rank=0, world_size=1)
-        print(dist.get_world_size())
-        dist.destroy_process_group()
-        try:
-            dist.init_process_group("aiodist", init_method="aiodist://host")
-        except RuntimeError as error:
-            print(error)
-    """
-    assert run("-c", source).splitlines() == [
-        "1",
-        "init_method 'aiodist://host' names a place: write \"aiodist://\" alone",
-    ]
-
-
 def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from aiodist.torch_backend import connect, open_group
 
@@ -275,11 +274,14 @@ STOCK = """
 def test_an_unmodified_script(
     launcher: list[str], tmp_path: Path, run: Run, warm_python: WarmPython
 ) -> None:
-    """Under torchrun the ranks import torch, and not aiodist, themselves."""
+    """Under torchrun the ranks import torch, and not aiodist, themselves; torchrun need not."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(STOCK))
-    python = warm_python.command if "--no-python" in launcher else ()
-    assert "sum 3.0" in run(*launcher, *python, str(script))
+    if "--no-python" in launcher:
+        said = run(*launcher, *warm_python.command, str(script))
+    else:
+        said = run(*launcher, str(script), python=warm_python.command)
+    assert "sum 3.0" in said
 
 
 # At first rank 1 dies when rank 0 waits for it, at a store that outlives both.
@@ -311,4 +313,5 @@ def test_workers_that_torchrun_starts_anew_meet(
     script.write_text(textwrap.dedent(DIES_ONCE))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ("--max-restarts", "1", "--no-python")
-    assert "sum 3.0" in run(*torchrun, *options, *warm_python.command, str(script))
+    program = (*options, *warm_python.command, str(script))
+    assert "sum 3.0" in run(*torchrun, *program, python=warm_python.command)
