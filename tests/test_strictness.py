@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.limits import timeout_scale
+from tests.warm_python import WarmPython
 
 pytest_plugins = ["pytester"]
 
@@ -117,10 +119,19 @@ def test_time_limits_scale(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPat
     result.stdout.fnmatch_lines_random(["*Timeout*0.3*s*", "*Timeout*0.1*s*"])
 
 
-@pytest.mark.parametrize("value", ["0", "nan", "fast"])
-def test_a_scale_that_is_no_factor_is_refused(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, value: str
+@pytest.mark.parametrize("value", ["0", "nan", "inf", "fast"])
+def test_a_scale_that_is_no_factor_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
+    monkeypatch.setenv("AIODIST_TEST_TIMEOUT_SCALE", value)
+    with pytest.raises(pytest.UsageError, match=f"must be a positive number, not '{value}'"):
+        timeout_scale()
+
+
+def test_a_scale_that_is_no_factor_ends_the_run(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = "fast"
     monkeypatch.setenv("AIODIST_TEST_TIMEOUT_SCALE", value)
     result = run(suite, "def test_nothing(): pass")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -128,7 +139,9 @@ def test_a_scale_that_is_no_factor_is_refused(
 
 
 @pytest.mark.slow
-def test_the_programs_of_gpu_tests_need_no_plugin_of_pytest() -> None:
+def test_the_programs_of_gpu_tests_need_no_plugin_of_pytest(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """No machine of CI has a GPU, and those that have one may have pytest alone."""
     folder = Path(__file__).parent / "gpu"
     programs = [
@@ -141,4 +154,6 @@ def test_the_programs_of_gpu_tests_need_no_plugin_of_pytest() -> None:
         f"sys.modules.update(dict.fromkeys({hidden}))",
         *(f"import tests.gpu.{name}" for name in programs),
     ]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=folder.parents[1], check=True)
+    script = tmp_path / "imports.py"
+    script.write_text("\n".join(lines))
+    subprocess.run([*warm_python.command, str(script)], cwd=folder.parents[1], check=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -375,11 +374,9 @@ def test_a_script_for_torch_runs_by_its_import_line_alone(
 ) -> None:
     from aiodist.launch.ports import reserve_port
 
-    options = {"python": (sys.executable,)} if method == "spawn" else {}  # which starts it anew
     with reserve_port() as reserved:
         process = script(
             *(TUTORIAL, method, end, reserved.port),
-            **options,
             PYTHONWARNINGS="",
             OMP_NUM_THREADS="1",
         )
