@@ -1,4 +1,7 @@
-"""``@pytest.mark.ranks``: tests on several ranks, in runs of pytest of their own."""
+"""``@pytest.mark.ranks``: tests on several ranks, in runs of pytest of their own.
+
+To start pytest takes longer than the tests here do, so those with the same options run in one go.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +10,106 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+
+from tests.limits import scaled
 
 REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-RunPytest = Callable[..., str]
-
 INI = "[pytest]\nfilterwarnings = error\n{more}"
 ASYNCIO = "asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+PAGE = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+EXAMPLE = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.MULTILINE | re.DOTALL)[0]
 
 
-@pytest.fixture
-def run_pytest(tmp_path: Path, scaled: Callable[[float], float]) -> RunPytest:
-    """Run pytest on a file with the given tests; return what it printed."""
+@dataclass(frozen=True)
+class Outcome:
+    """What pytest says of a test."""
 
-    def run(source: str, *options: str) -> str:
-        file = tmp_path / "tests" / "test_it.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("import asyncio, os, pytest\nimport aiodist as dist\n" + source)
-        (tmp_path / "pytest.ini").write_text(
+    kind: str
+    """"passed", "failure", "error", "pytest.skip" or "pytest.xfail"."""
+    text: str
+    """The error as pytest shows it, or the reason."""
+
+
+Outcomes = dict[str, dict[str, Outcome]]
+"""By the name of the file, and by the name of the test."""
+
+RunPytest = Callable[..., Outcomes]
+
+
+@pytest.fixture(scope="module")
+def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> RunPytest:
+    """``run_pytest(options, wrong=WRONG, ...)``: run the tests of these files together."""
+
+    def run(options: tuple[str, ...], **sources: str) -> Outcomes:
+        folder = tmp_path_factory.mktemp("run")
+        (folder / "tests").mkdir()
+        for name, source in sources.items():
+            file = folder / "tests" / f"test_{name}.py"
+            file.write_text("import asyncio, os, pytest\nimport aiodist as dist\n" + source)
+        (folder / "pytest.ini").write_text(
             INI.format(more="" if "no:asyncio" in options else ASYNCIO)
         )
+        report = folder / "report.xml"
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(file)],
+            [
+                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options),
+                *(f"--junitxml={report}", str(folder / "tests")),
+            ],
             env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            cwd=tmp_path,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=scaled(100),
             check=False,
         )
-        return done.stdout + done.stderr
+        assert report.exists(), done.stdout + done.stderr
+        found: Outcomes = {name: {} for name in sources}
+        for case in ElementTree.parse(report).iter("testcase"):
+            file_name = case.attrib["classname"].split(".")[1].removeprefix("test_")
+            found[file_name][case.attrib["name"]] = outcome_of(case)
+        return found
 
     return run
 
 
-def test_async_and_blocking_tests_run_on_every_rank(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-import numpy as np
+def outcome_of(case: ElementTree.Element) -> Outcome:
+    for said in case:
+        kind = said.get("type") if said.tag == "skipped" else said.tag
+        return Outcome(kind or "", f"{said.get('message')}\n{said.text or ''}")
+    return Outcome("passed", "")
+
+
+def kinds(outcomes: dict[str, Outcome]) -> list[str]:
+    return [outcome.kind for outcome in outcomes.values()]
+
+
+@pytest.fixture(scope="module")
+def usual(run_pytest: RunPytest) -> Outcomes:
+    sources = {"ranks": RANKS, "errors": ERRORS, "ends": ENDS, "notes": NOTES}
+    return run_pytest((), **sources, blocking=BLOCKING, wrong=WRONG)
+
+
+@pytest.fixture(scope="module")
+def strict(run_pytest: RunPytest) -> Outcomes:
+    """Where an async test is none of pytest-asyncio's."""
+    return run_pytest(("-o", "asyncio_mode=strict"), wrong=WRONG, example=EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def without_asyncio(run_pytest: RunPytest) -> Outcomes:
+    return run_pytest(("-p", "no:asyncio"), example=EXAMPLE, anyio=ANYIO)
+
+
+RANKS = """import numpy as np
 
 @pytest.fixture
 def value():
@@ -81,16 +140,14 @@ async def test_async_in_processes():
 
 async def test_without_ranks():
     assert not dist.is_initialized()
-""",
-        "-v",
-    )
-    assert "5 passed" in output, output
+"""
 
 
-def test_the_errors_of_all_ranks_are_shown_with_the_culprit_first(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-@pytest.mark.ranks(3)
+def test_async_and_blocking_tests_run_on_every_rank(usual: Outcomes) -> None:
+    assert kinds(usual["ranks"]) == ["passed"] * 5, usual["ranks"]
+
+
+ERRORS = """@pytest.mark.ranks(3)
 async def test_it():
     if dist.get_rank() == 1:
         raise ValueError("rank 1 is the culprit")
@@ -105,18 +162,18 @@ def test_blocking():
     assert aiodist.sync.get_rank() == 0, "not rank 0"
 import aiodist.sync
 """
-    )
-    assert "3 failed" in output, output
-    assert "ExceptionGroup: 2 of 2 ranks failed" in output
-    assert "ValueError: rank 1 is the culprit" in output
-    assert "AssertionError: not rank 0" in output
-    assert "rank 1 of 2 raised this" in output
 
 
-def test_skip_xfail_and_the_class_of_an_error_reach_pytest(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-@pytest.mark.ranks(2)
+def test_the_errors_of_all_ranks_are_shown_with_the_culprit_first(usual: Outcomes) -> None:
+    errors = usual["errors"]
+    assert kinds(errors) == ["failure"] * 3, errors
+    assert "ValueError: rank 1 is the culprit" in errors["test_it"].text
+    assert "ExceptionGroup: 2 of 2 ranks failed" in errors["test_different_errors"].text
+    assert "AssertionError: not rank 0" in errors["test_blocking"].text
+    assert "rank 1 of 2 raised this" in errors["test_blocking"].text
+
+
+ENDS = """@pytest.mark.ranks(2)
 async def test_async_skip():
     pytest.skip("no reason")
 
@@ -146,34 +203,33 @@ async def test_async_raises():
 def test_blocking_raises():
     assert 0
 import aiodist.sync as sync
-""",
-        "-rsx",
-    )
-    assert "2 skipped, 4 xfailed" in output, output
-    assert ": no reason\n" in output
-    assert "could not import 'no_such_module'" in output
+"""
 
 
-def test_notes_of_an_error_show_the_errors_of_the_other_ranks(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-@pytest.mark.ranks(2)
+def test_skip_xfail_and_the_class_of_an_error_reach_pytest(usual: Outcomes) -> None:
+    ends = usual["ends"]
+    assert kinds(ends) == ["pytest.skip"] * 2 + ["pytest.xfail"] * 4, ends
+    assert ": no reason" in ends["test_async_skip"].text
+    assert "could not import 'no_such_module'" in ends["test_blocking_skip"].text
+
+
+NOTES = """@pytest.mark.ranks(2)
 def test_it():
     raise ValueError(f"of rank {aiodist.sync.get_rank()}")
 import aiodist.sync
 """
-    )
-    assert "1 failed" in output, output
-    assert "ExceptionGroup" not in output
-    assert "ValueError: of rank 0" in output
-    assert "ValueError: of rank 1" in output
-    assert "asyncio.run" not in output  # how the ranks were called says nothing about the test
 
 
-def test_a_blocking_test_fails_as_it_does_in_one_process(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-@pytest.mark.ranks(2)
+def test_notes_of_an_error_show_the_errors_of_the_other_ranks(usual: Outcomes) -> None:
+    (outcome,) = usual["notes"].values()
+    assert outcome.kind == "failure"
+    assert "ExceptionGroup" not in outcome.text
+    assert "ValueError: of rank 0" in outcome.text
+    assert "ValueError: of rank 1" in outcome.text
+    assert "asyncio.run" not in outcome.text  # how ranks are called says nothing about the test
+
+
+BLOCKING = """@pytest.mark.ranks(2)
 def test_no_error():
     with pytest.raises(ValueError):
         pass
@@ -181,19 +237,18 @@ def test_no_error():
 @pytest.mark.ranks(2)
 def test_fixture(request): ...
 """
-    )
-    assert "2 failed" in output, output
-    assert "Failed: DID NOT RAISE" in output
-    assert "with pytest.raises(ValueError):" in output  # the line of the test, from the rank
-    assert "RuntimeError" not in output
-    assert "the fixture 'request' cannot be sent to the processes of the ranks: " in output
 
 
-@pytest.mark.parametrize("mode", ["auto", "strict"])
-def test_a_wrong_mark_fails_its_test_alone(run_pytest: RunPytest, mode: str) -> None:
-    output = run_pytest(
-        """
-import unittest
+def test_a_blocking_test_fails_as_it_does_in_one_process(usual: Outcomes) -> None:
+    no_error, fixture = usual["blocking"].values()
+    assert (no_error.kind, fixture.kind) == ("failure", "failure")
+    assert "Failed: DID NOT RAISE" in no_error.text
+    assert "with pytest.raises(ValueError):" in no_error.text  # the line of the test, from the rank
+    assert "RuntimeError" not in no_error.text + fixture.text
+    assert "the fixture 'request' cannot be sent to the processes of the ranks: " in fixture.text
+
+
+WRONG = """import unittest
 
 @pytest.mark.ranks(0)
 async def test_no_rank(): ...
@@ -219,56 +274,50 @@ class TestOfUnittest(unittest.TestCase):
 
 @pytest.mark.ranks(2)
 async def test_right(): ...
-""",
-        "-o",
-        f"asyncio_mode={mode}",
-    )
-    assert "1 passed, 7 errors" in output, output
-    assert "ERROR at setup of test_no_rank" in output
-    for error in (
-        "n must be at least 1, not 0",
-        "missing a required argument: 'n'",
-        "n must be an int, not str",
-        "got an unexpected keyword argument 'proceses'",
-        "a blocking test needs processes of its own; write `async def`, or leave processes out",
-        "transport is for ranks in this process, and 'tcp' would not be used: leave it out, or write an "
-        "`async def` test without processes=True",
-        "TestOfUnittest is a unittest.TestCase, which runs its own methods",
-    ):
+"""
+
+
+@pytest.mark.parametrize("mode", ["usual", "strict"])
+def test_a_wrong_mark_fails_its_test_alone(request: pytest.FixtureRequest, mode: str) -> None:
+    outcomes = request.getfixturevalue(mode)["wrong"]
+    assert kinds(outcomes) == ["error"] * 7 + ["passed"], outcomes
+    errors = {
+        "test_no_rank": "n must be at least 1, not 0",
+        "test_without_n": "missing a required argument: 'n'",
+        "test_text": "n must be an int, not str",
+        "test_misspelt": "got an unexpected keyword argument 'proceses'",
+        "test_blocking": "a blocking test needs processes of its own; write `async def`, or leave "
+        "processes out",
+        "test_blocking_tcp": "transport is for ranks in this process, and 'tcp' would not be used: "
+        "leave it out, or write an `async def` test without processes=True",
+        "test_it": "TestOfUnittest is a unittest.TestCase, which runs its own methods",
+    }
+    for name, error in errors.items():
+        assert "failed on setup" in outcomes[name].text
         assert (
             f"wrong mark: {error}. Write @pytest.mark.ranks(n, transport='inproc', processes=None, "
-            "timeout=60)\n" in output
+            "timeout=60)\n" in outcomes[name].text + "\n"
         )
 
 
-@pytest.mark.parametrize("options", [["-o", "asyncio_mode=strict"], ["-p", "no:asyncio"]], ids=str)
+@pytest.mark.parametrize("way", ["strict", "without_asyncio"])
 def test_an_async_test_needs_no_plugin_for_async_tests(
-    run_pytest: RunPytest, options: list[str]
+    request: pytest.FixtureRequest, way: str
 ) -> None:
-    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
-    example, *_ = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
-    output = run_pytest(example, *options)
-    assert "1 passed" in output, output
+    outcomes = request.getfixturevalue(way)["example"]
+    assert kinds(outcomes) == ["passed"], outcomes
 
 
 def test_the_mark_works_beside_xdist_and_strict_markers(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-@pytest.mark.ranks(2)
+    source = """@pytest.mark.ranks(2)
 async def test_it():
     await dist.barrier()
-""",
-        "-n",
-        "2",
-        "--strict-markers",
-    )
-    assert "1 passed" in output, output
+"""
+    outcomes = run_pytest(("-n", "2", "--strict-markers"), xdist=source)["xdist"]
+    assert kinds(outcomes) == ["passed"], outcomes
 
 
-def test_the_mark_works_with_anyio(run_pytest: RunPytest) -> None:
-    output = run_pytest(
-        """
-@pytest.fixture
+ANYIO = """@pytest.fixture
 def anyio_backend():
     return "asyncio"
 
@@ -276,8 +325,8 @@ def anyio_backend():
 @pytest.mark.ranks(2)
 async def test_it():
     await dist.barrier()
-""",
-        "-p",
-        "no:asyncio",
-    )
-    assert "1 passed" in output, output
+"""
+
+
+def test_the_mark_works_with_anyio(without_asyncio: Outcomes) -> None:
+    assert kinds(without_asyncio["anyio"]) == ["passed"], without_asyncio["anyio"]
