@@ -120,9 +120,7 @@ def test_time_limits_scale(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "inf", "fast"])
-def test_a_scale_that_is_no_factor_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_a_scale_that_is_no_factor_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("AIODIST_TEST_TIMEOUT_SCALE", value)
     with pytest.raises(pytest.UsageError, match=f"must be a positive number, not '{value}'"):
         timeout_scale()

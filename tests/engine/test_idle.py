@@ -10,9 +10,9 @@ import pytest
 from tests.engine.conftest import ranks_of
 from tests.warm_python import WarmPython
 
-RANKS = 16
-SECONDS = 2.5
-"""The length of a measurement, after the waiting ranks have fallen asleep: two heartbeats."""
+RANKS = 8
+SECONDS = 1.25
+"""The length of a measurement, after the waiting ranks have fallen asleep: a heartbeat of each."""
 
 WAKE_UPS = 8
 """A second, of a rank. Its own heartbeats and those of its four peers need up to five in 1.25 s;

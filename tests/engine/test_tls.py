@@ -84,7 +84,10 @@ def test_store_and_streams_are_by_tls(api: str) -> None:
 
 
 def test_a_rank_of_another_authority_is_kept_out() -> None:
-    source = BLOCKING.replace("timeout=60", "timeout=10 if os.environ['RANK'] == '0' else 60")
+    waiting = scaled(2.5)  # for rank 1 to be there, which it is not allowed to be
+    source = BLOCKING.replace(
+        "timeout=60", f"timeout={waiting} if os.environ['RANK'] == '0' else 60"
+    )
     ours, theirs = run(source, [tls_environ(), tls_environ("another")])
     assert ours[0] == theirs[0] == 1
     assert "rank 1 of 2 did not arrive" in ours[2]

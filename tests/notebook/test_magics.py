@@ -8,40 +8,96 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
+from tests.limits import scaled
+
 REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-Execute = Callable[..., list[Any]]
+PAGE = (REPOSITORY / "docs" / "notebooks.md").read_text(encoding="utf-8")
+LOAD, CELL, PRINTED = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.MULTILINE | re.DOTALL)
+CLOSE = "%ranks --close"
+
+EVERY_RANK = (
+    CELL,
+    "%%ranks\n"
+    "import os, numpy as np\n"
+    "import aiodist.sync as blocking\n"
+    "data = np.ones(2) * blocking.get_rank()\n"
+    "blocking.all_reduce(data)\n"
+    "print('pid', os.getpid() > 0)\n"
+    "data.tolist()",
+    "%%ranks -r 0,2\nimport aiodist as dist\ndata[0] + dist.get_rank()",
+    "%%ranks\nmore = np.ones(1)\nimport aiodist\nawait aiodist.all_reduce(more)\nmore.tolist()",
+    "%%ranks -n 3 -r 1\n1 / 0",
+    "%ranks -n 2",
+    "%%ranks -r 0,0\ndata[0]",
+    "%%ranks\ndata[0]",
+    CLOSE,
+    "%%ranks -n 2\n'data' in globals()",
+    CLOSE,
+)
+WRONG_SYNTAX = (
+    "%%ranks -n 2\nx = (1",
+    "%%ranks -n 2\n1\n%matplotlib inline",
+    "%%ranks -n 3\n'é'; # no value",
+    "%%ranks\n'é' # ;",
+    CLOSE,
+)
+PLOTS = (
+    "%%ranks -r 1\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
+    "%%ranks -r one\n1",
+    CLOSE,
+)
+AWAITED = (
+    "import aiodist\nranks = await aiodist.cluster(2).__aenter__()",
+    "base = 10\ndef number():\n    import aiodist.sync as dist\n    print('here')\n"
+    "    return base + dist.get_rank()\nprint(await ranks.run(number))",
+    "await ranks.close()\nprint('closed')",
+)
+BLOCKING = (
+    "import asyncio, torch\n"
+    "import aiodist.sync as dist\n"
+    "dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)\n"
+    "data = torch.ones(3)\n"
+    "dist.all_reduce(data)\n"
+    "work = dist.barrier(async_op=True)\n"
+    "work.wait()\n"
+    "dist.destroy_process_group()\n"
+    "print(data.tolist(), asyncio.get_running_loop().is_running())",
+)
+
+OutputsOf = Callable[[tuple[str, ...]], list[Any]]
 
 
-@pytest.fixture
-def execute(tmp_path: Path, scaled: Callable[[float], float]) -> Execute:
-    """Execute cells in a new kernel; return their outputs, one list a cell."""
-
-    def run(*sources: str) -> list[Any]:
-        source, target = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
-        cells = [nbformat.v4.new_code_cell(text) for text in sources]
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("cells.py")), str(source), str(target)],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=scaled(100),
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return [cell.outputs for cell in nbformat.read(target, as_version=4).cells]
-
-    return run
+@pytest.fixture(scope="module")
+def outputs_of(tmp_path_factory: pytest.TempPathFactory) -> OutputsOf:
+    """``outputs_of(PLOTS)``: what these cells wrote, one list a cell. One kernel executes them all."""
+    parts = (EVERY_RANK, WRONG_SYNTAX, PLOTS, AWAITED, BLOCKING)
+    folder = tmp_path_factory.mktemp("notebook")
+    source, target = folder / "in.ipynb", folder / "out.ipynb"
+    cells = [nbformat.v4.new_code_cell(text) for text in chain((LOAD,), *parts)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("cells.py")), str(source), str(target)],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=scaled(100),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs = iter([cell.outputs for cell in nbformat.read(target, as_version=4).cells][1:])
+    found = {part: [next(outputs) for _ in part] for part in parts}
+    return found.__getitem__
 
 
 def text_of(outputs: Any) -> list[str]:
@@ -50,30 +106,9 @@ def text_of(outputs: Any) -> list[str]:
     return sorted(text.splitlines())
 
 
-def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
-    page = (REPOSITORY / "docs" / "notebooks.md").read_text(encoding="utf-8")
-    load, cell, printed = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
-    outputs = execute(
-        load,
-        cell,
-        "%%ranks\n"
-        "import os, numpy as np\n"
-        "import aiodist.sync as blocking\n"
-        "data = np.ones(2) * blocking.get_rank()\n"
-        "blocking.all_reduce(data)\n"
-        "print('pid', os.getpid() > 0)\n"
-        "data.tolist()",
-        "%%ranks -r 0,2\nimport aiodist as dist\ndata[0] + dist.get_rank()",
-        "%%ranks\nmore = np.ones(1)\nimport aiodist\nawait aiodist.all_reduce(more)\nmore.tolist()",
-        "%%ranks -n 3 -r 1\n1 / 0",
-        "%ranks -n 2",
-        "%%ranks -r 0,0\ndata[0]",
-        "%%ranks\ndata[0]",
-        "%ranks --close",
-        "%%ranks -n 2\n'data' in globals()",
-    )
-    assert text_of(outputs[1]) == printed.splitlines()
-    outputs = outputs[1:]
+def test_a_cell_runs_on_every_rank_and_names_live_on(outputs_of: OutputsOf) -> None:
+    outputs = outputs_of(EVERY_RANK)
+    assert text_of(outputs[0]) == PRINTED.splitlines()
     assert text_of(outputs[1]) == [
         "[0] [3.0, 3.0]", "[0] pid True",
         "[1] [3.0, 3.0]", "[1] pid True",
@@ -93,64 +128,39 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
     assert text_of(outputs[9]) == ["[0] False", "[1] False"]
 
 
-def test_plots_come_back_as_pictures(execute: Execute) -> None:
-    outputs = execute(
-        "%load_ext aiodist.notebook",
-        "%%ranks -n 2 -r 1\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
-        "%%ranks -r one\n1",
-    )
-    assert [output for output in outputs[1] if "image/png" in output.get("data", {})]
-    assert text_of(outputs[1]) == [
-        "[1]"
-    ]  # for the picture: a semicolon hides the value, as in IPython
-    assert "-r takes ranks with commas" in str(outputs[2])
-
-
-def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(execute: Execute) -> None:
-    outputs = execute(
-        "%load_ext aiodist.notebook",
-        "%%ranks -n 2\nx = (1",
-        "%%ranks -n 2\n1\n%matplotlib inline",
-        "%%ranks -n 3\n'é'; # no value",
-        "%%ranks\n'é' # ;",
-    )
-    for shown, error in ((outputs[1], "was never closed"), (outputs[2], "invalid syntax")):
+def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(
+    outputs_of: OutputsOf,
+) -> None:
+    outputs = outputs_of(WRONG_SYNTAX)
+    for shown, error in ((outputs[0], "was never closed"), (outputs[1], "invalid syntax")):
         assert [output.ename for output in shown] == ["SyntaxError"]
         assert error in str(shown)
-    assert "the ranks run plain Python" in str(outputs[2])
-    assert text_of(outputs[3]) == []
-    assert text_of(outputs[4]) == ["[0] 'é'", "[1] 'é'", "[2] 'é'"]
+    assert "the ranks run plain Python" in str(outputs[1])
+    assert text_of(outputs[2]) == []
+    assert text_of(outputs[3]) == ["[0] 'é'", "[1] 'é'", "[2] 'é'"]
 
 
-def test_a_cell_may_block_by_the_blocking_api(execute: Execute) -> None:
-    outputs = execute(
-        "import asyncio, torch\n"
-        "import aiodist.sync as dist\n"
-        "dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)\n"
-        "data = torch.ones(3)\n"
-        "dist.all_reduce(data)\n"
-        "work = dist.barrier(async_op=True)\n"
-        "work.wait()\n"
-        "dist.destroy_process_group()\n"
-        "print(data.tolist(), asyncio.get_running_loop().is_running())",
-    )
-    assert text_of(outputs[0]) == ["[1.0, 1.0, 1.0] True"], outputs
+def test_plots_come_back_as_pictures(outputs_of: OutputsOf) -> None:
+    outputs = outputs_of(PLOTS)
+    assert [output for output in outputs[0] if "image/png" in output.get("data", {})]
+    assert text_of(outputs[0]) == [
+        "[1]"
+    ]  # for the picture: a semicolon hides the value, as in IPython
+    assert "-r takes ranks with commas" in str(outputs[1])
 
 
-def test_the_cluster_is_awaited_in_a_cell(execute: Execute) -> None:
-    outputs = execute(
-        "import aiodist\nranks = await aiodist.cluster(2).__aenter__()",
-        "base = 10\ndef number():\n    import aiodist.sync as dist\n    print('here')\n"
-        "    return base + dist.get_rank()\nprint(await ranks.run(number))",
-        "await ranks.close()\nprint('closed')",
-    )
+def test_the_cluster_is_awaited_in_a_cell(outputs_of: OutputsOf) -> None:
+    outputs = outputs_of(AWAITED)
     assert text_of(outputs[1]) == ["[0] here", "[10, 11]", "[1] here"]
     assert text_of(outputs[2]) == ["closed"]
 
 
-def test_an_interrupt_spares_the_ranks_and_a_restart_of_the_kernel_ends_them(
-    scaled: Callable[[float], float],
-) -> None:
+def test_a_cell_may_block_by_the_blocking_api(outputs_of: OutputsOf) -> None:
+    (outputs,) = outputs_of(BLOCKING)
+    assert text_of(outputs) == ["[1.0, 1.0, 1.0] True"], outputs
+
+
+def test_an_interrupt_spares_the_ranks_and_a_restart_of_the_kernel_ends_them() -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("interrupting.py"))],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},

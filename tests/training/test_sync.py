@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,6 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-import aiodist
 import aiodist.sync as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.training.sync import Compression, GradientReducer, broadcast_parameters
@@ -27,6 +27,7 @@ from tests.training.replicas import (
     optimizer_of,
     parts,
 )
+from tests.warm_python import WarmPython
 
 RunThreads = Callable[..., list[Any]]
 
@@ -228,6 +229,16 @@ def test_a_sparse_gradient_of_one_rank_is_told_to_all_and_the_next_step_succeeds
         assert grad.tolist() == [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]]
 
 
+# A process that has imported torch, and has no other thread, forks them.
+STARTING = """
+import sys
+import aiodist
+from tests.training.test_sync import _process
+
+aiodist.spawn(_process, args=(2, sys.argv[1]), nprocs=2, start_method="fork")
+"""
+
+
 def _process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)  # the ranks share the cores
     dist.init_process_group()
@@ -238,8 +249,10 @@ def _process(rank: int, size: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_learn_the_same_too(tmp_path: Path) -> None:
-    aiodist.spawn(_process, args=(2, str(tmp_path)), nprocs=2)
+def test_processes_learn_the_same_too(tmp_path: Path, warm_python: WarmPython) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STARTING)
+    subprocess.run([*warm_python.command, str(script), str(tmp_path)], check=True)
 
     models = []
     for rank in range(2):
