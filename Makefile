@@ -39,7 +39,7 @@ help:
 	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between two hosts; bench-hosts: between four)"
 	@echo "make test-benchmarks  whole runs of the benchmarks, besides the few in make test"
-	@echo "make test-examples   whole recipes, notebooks, applications and programs of MPI, besides the few in make test"
+	@echo "make test-examples   whole recipes, notebooks and applications, MPI on all ranks, all of torch's own tests"
 	@echo "make recipes    run every training recipe with 1, 2 and 4 ranks and write docs/recipes.md"
 	@echo "make docs       build the documentation into build/docs"
 	@echo "make test-docs  open its pages in a headless browser, follow the links, run the search (needs Chromium)"
@@ -167,10 +167,10 @@ test-benchmarks: $(STAMP)
 		$(BIN)/python -m pytest -m benchmarks tests/benchmarks $(PYTEST_ARGS)
 
 test-examples: $(STAMP)
-	@echo "== tests: whole recipes, notebooks, applications and programs of MPI"
+	@echo "== tests: whole recipes, notebooks and applications, MPI on all ranks, all of torch's own tests"
 	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
 		$(BIN)/python -m pytest -n 2 --dist worksteal -m examples tests/examples tests/backends/mpi \
-		$(PYTEST_ARGS)
+		tests/torch_backend $(PYTEST_ARGS)
 
 # Root makes namespaces and starts the servers.
 HOSTS_PROGRAMS := sshd ssh ip tc

@@ -15,9 +15,20 @@ from tests.torch_backend import checkout_suite, torch_suite
 HERE = Path(__file__).parent
 
 
+SOME = ("DistributedDataParallel", "object", "send_recv", "destroy")
+"""Parts of the names of those that run in ``make test``."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_that_can_run_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        pytest.param(SOME, 17, id="some"),
+        pytest.param((), 96, id="all", marks=pytest.mark.examples),
+    ],
+)
+def test_what_can_run_passes(tmp_path: Path, only: tuple[str, ...], count: int) -> None:
     """Those listed as left out aside, every test passes, and none is skipped."""
     outcomes = tmp_path / "outcomes.json"
     log = tmp_path / "log"
@@ -30,6 +41,7 @@ def test_all_that_can_run_passes(tmp_path: Path) -> None:
                 "2",
                 "--json",
                 str(outcomes),
+                *(word for part in only for word in ("--only", part)),
             ],
             cwd=HERE.parents[1],
             env={
@@ -44,7 +56,7 @@ def test_all_that_can_run_passes(tmp_path: Path) -> None:
         )
     assert outcomes.exists(), log.read_text()[-4000:]
     found = json.loads(outcomes.read_text())
-    assert len(found) >= 96
+    assert len(found) >= count
     others = {name: why for name, (what, why, _) in found.items() if what != "passed"}
     assert others == {}
 

@@ -140,6 +140,7 @@ def test_the_thread_level_is_checked(mpi: MpiEnvironment) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
 def test_a_library_that_does_not_load_is_said(mpi: MpiEnvironment) -> None:
     output = python(mpi, UNAVAILABLE, MPI4PY_LIBMPI="/nonexistent/libmpi.so")
     assert "backend 'mpi' is not available here: mpi4py finds no MPI library" in output
