@@ -37,7 +37,7 @@ def libuv() -> None:
 def quick_ranks(libuv: None, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start ranks as forks, which import torch no more, and look often for what they answer.
 
-    `test_arrival` starts them as a user does.
+    Those of ``make test-benchmarks`` start them as a user does.
     """
     monkeypatch.setattr(processes, "PYTHON", warm_python.command)
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.01)

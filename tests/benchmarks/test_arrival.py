@@ -149,7 +149,7 @@ def test_the_goals_of_a_tight_loop_have_a_time_that_is_short_enough_and_tails() 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("libuv")
+@pytest.mark.usefixtures("quick_ranks")
 def test_a_run_measures_every_pattern() -> None:
     seconds = {LATE: (50e-6,), WAIT: (0.01,)}
     blocks = tuple(Block(kind, (4,)) for kind in KINDS)

@@ -12,7 +12,6 @@ from aiodist.bench.cases import Case
 from aiodist.bench.measure import Effort, Samples, encode
 from benchmarks.mpi import MpiJobs
 from benchmarks.mpi_environment import (
-    OPTIONS,
     MpiEnvironment,
     NoEnvironmentError,
     mpi_environment,
@@ -63,7 +62,7 @@ def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ["mpich", pytest.param("openmpi", marks=pytest.mark.benchmarks)])
 def test_direct_calls_and_aiodist_take_turns_in_one_job(name: str) -> None:
     try:
         jobs = MpiJobs(mpi_environment(name))
