@@ -27,8 +27,8 @@ NAMES = (
 )
 
 
-def note(i: int, folder: str, text: str) -> None:
-    Path(folder, f"rank{i}").write_text(text)
+def note(i: int, folder: str, text: str, about: str = "rank") -> None:
+    Path(folder, f"{about}{i}").write_text(text)
 
 
 def tell(i: int, folder: str) -> None:
@@ -39,7 +39,7 @@ def tell(i: int, folder: str) -> None:
 async def tell_async(i: int, folder: str) -> None:
     await asyncio.sleep(0)
     tell(i, folder)
-    Path(folder, f"loop{i}").write_text(type(asyncio.get_running_loop()).__module__)
+    note(i, folder, type(asyncio.get_running_loop()).__module__, "loop")
 
 
 def fail(i: int) -> None:
