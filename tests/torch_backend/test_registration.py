@@ -57,6 +57,11 @@ print(type(dist.group.WORLD).__name__)
 dist.destroy_process_group()
 """
 
+LOGGED = """
+import logging
+logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
+"""
+
 NAMES_A_PLACE = """
 dist.init_process_group("aiodist", init_method="aiodist://", rank=0, world_size=1)
 print(dist.get_world_size())
@@ -120,16 +125,26 @@ def test_a_program_that_asks_for_gloo_gets_aiodist_if_the_variable_is_set(run: R
     assert said == f"aiodist aiodist TorchGroup\n{DEFAULT}\n"
 
 
-def test_another_name_than_gloo_in_the_variable_is_told(run: Run) -> None:
+def test_another_name_than_gloo_in_the_variable_is_told_and_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    c10d = torch_dist.distributed_c10d
+    make = c10d._new_process_group_helper
+    registered = []
+    for owner, name in (
+        (torch_dist.Backend, "register_backend"),
+        (torch_dist, "register_rendezvous_handler"),
+        (_aiodist_autoload, "_leave_untraced"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *args, name=name, **kwargs: registered.append(name))
+    monkeypatch.setattr(c10d, "_maybe_attach_flight_recorder", None, raising=False)
+    monkeypatch.delattr(torch_dist.Backend, "AIODIST", raising=False)
+    monkeypatch.setenv("AIODIST_INSTEAD_OF", "glo")
+    _aiodist_autoload.autoload()
+    assert len(registered) == 3
     told = "AIODIST_INSTEAD_OF must be gloo, the one backend that aiodist replaces, not 'glo'"
-    said = run("-c", f"{LOGGED}import torch", AIODIST_INSTEAD_OF="glo")
-    assert said == f"{told}; it has no effect\n"
-
-
-LOGGED = """
-import logging
-logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
-"""
+    assert [record.getMessage() for record in caplog.records] == [f"{told}; it has no effect"]
+    assert c10d._new_process_group_helper is make
 
 
 def test_autoload_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
