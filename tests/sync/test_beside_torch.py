@@ -182,6 +182,7 @@ def test_torchs_group_is_the_blocking_apis_own(job: Job) -> None:
     assert said == [f"[{rank}] mismatch" for rank in (0, 1) for _ in range(3)]
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_compiled_functions_call_the_blocking_api_without_warnings(job: Job) -> None:
     said = job(
