@@ -33,8 +33,9 @@ from aiodist.groups.operation import (
     Scatter,
 )
 from aiodist.groups.work import Work
+from aiodist.torch_backend.call_forms import also_short
 from aiodist.torch_backend.group_state import Membership, Tensor
-from aiodist.torch_backend.options import reduce_op, single, splits
+from aiodist.torch_backend.options import reduce_op, root_rank, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
 from aiodist.torch_backend.torch_work import TorchReceive, TorchWork
 
@@ -43,12 +44,14 @@ class TorchGroup(Membership):
     """The group that ``init_process_group("aiodist")`` and ``new_group`` of torch return.
 
     Calls return at once and raise nothing. Errors, those of arguments too, come with the `Work`.
+    Methods with `also_short` take both of torch's forms of a call.
     Operations start in the order of the calls. Those that ``then`` callbacks of a future start come
     before those of later calls (see `TorchWork.get_future`).
     """
 
     # -- all to all ranks
 
+    @also_short("tensor", "op", "timeout")
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
         op = reduce_op(opts)
         if any(tensor.is_sparse for tensor in tensors):
@@ -73,6 +76,7 @@ class TorchGroup(Membership):
 
         return self._start("all_reduce", start, tensors, opts)
 
+    @also_short("output_tensors", "input_tensor", "timeout")
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
@@ -104,6 +108,7 @@ class TorchGroup(Membership):
 
         return self._start("all_gather_single", start, outputs, opts)
 
+    @also_short("output", "input", "op", "timeout")
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> c10d.Work:
@@ -154,6 +159,7 @@ class TorchGroup(Membership):
 
         return self._start("all_to_all_single", start, [output], opts)
 
+    @also_short("timeout")
     def barrier(self, opts: Any = None) -> c10d.Work:
         return self._start(
             "barrier", lambda group, timeout: group.start(Barrier(), timeout), [], opts
@@ -176,8 +182,9 @@ class TorchGroup(Membership):
 
     # -- one to all, all to one
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
-        given_root = opts.rootRank
+    @also_short("tensor", "root", "timeout")
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
+        given_root = root_rank(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             root = check_rank(group, None, given_root, "src")
@@ -185,8 +192,9 @@ class TorchGroup(Membership):
 
         return self._start("broadcast", start, tensors, opts)
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
-        given_root, op = opts.rootRank, reduce_op(opts)
+    @also_short("tensor", "root", "op", "timeout")
+    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
+        given_root, op = root_rank(opts), reduce_op(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             root, reduce = check_rank(group, None, given_root, "dst"), op()
@@ -194,10 +202,11 @@ class TorchGroup(Membership):
 
         return self._start("reduce", start, tensors, opts)
 
+    @also_short("output_tensors", "input_tensor", "root", "timeout")
     def gather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        given_root = opts.rootRank
+        given_root = root_rank(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "dst")
@@ -206,10 +215,11 @@ class TorchGroup(Membership):
 
         return self._start("gather", start, [tensor for row in outputs for tensor in row], opts)
 
+    @also_short("output_tensor", "input_tensors", "root", "timeout")
     def scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> c10d.Work:
-        given_root = opts.rootRank
+        given_root = root_rank(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "src")

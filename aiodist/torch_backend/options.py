@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from aiodist.errors import InvalidUsageError
@@ -13,7 +14,12 @@ T = TypeVar("T")
 
 
 def seconds_of(opts: Any) -> float | None:
-    """Return the timeout of one operation in seconds, or None for the group's."""
+    """Return the timeout of one operation in seconds, or None for the group's.
+
+    ``opts``: torch also passes the timeout itself in place of an options object.
+    """
+    if isinstance(opts, timedelta):
+        return timeout_seconds(opts)
     return timeout_seconds(getattr(opts, "timeout", None))
 
 
@@ -32,6 +38,11 @@ def reduce_op(opts: Any) -> Callable[[], ReduceOp]:
         return lambda: ReduceOp.premul_sum(factor)
     kind = getattr(found, "op", found)
     return lambda: ReduceOp.of(kind)
+
+
+def root_rank(opts: Any) -> int:
+    """Return the root that options name, or rank 0 where there are no options."""
+    return getattr(opts, "rootRank", 0)
 
 
 def single(items: Sequence[T], name: str) -> T:

@@ -8,6 +8,7 @@ written entirely in C++.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import version
 from torch._C import _distributed_c10d as c10d
 from torch.torch_version import TorchVersion
 
+from aiodist.torch_backend import call_forms
 from aiodist.torch_backend.torch_work import TorchWork
 
 _KEEPS_BOTH_HALVES = TorchVersion(version.__version__) >= TorchVersion("2.7")
@@ -33,11 +35,15 @@ def caller_keeps(cls: type) -> bool:
     method = sys._getframe(1)
     caller = method.f_back
     while caller is not None and caller.f_globals.get("__name__", "").startswith(_PACKAGE):
-        method, caller = caller, caller.f_back
+        # The decorator of a method has one code for all methods, so its frames tell nothing.
+        if caller.f_globals["__name__"] != call_forms.__name__:
+            method = caller
+        caller = caller.f_back
     if caller is None:
         return False  # a thread of C++
+    methods = {name: inspect.unwrap(getattr(cls, name)) for name in dir(cls)}
     names = {
-        name for name in dir(cls) if getattr(getattr(cls, name), "__code__", None) is method.f_code
+        name for name, each in methods.items() if getattr(each, "__code__", None) is method.f_code
     }
     return not names.isdisjoint(caller.f_code.co_names)
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(120)
         "buffers",
         "gradient_accumulation",
         "uneven_inputs",
+        "uneven_inputs_with_unused_parameters",
         "uneven_inputs_divided_by_the_ranks_with_data",
         "half_precision_hooks",
         "power_sgd",

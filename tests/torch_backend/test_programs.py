@@ -26,6 +26,7 @@ def since(version: str, program: str, size: int) -> Any:
     [
         ("operations:every_operation", 3),
         ("operations:uneven_all_to_all", 3),
+        ("operations:short_forms", 3),
         ("operations:reductions", 3),
         ("operations:other_dtypes", 3),
         ("operations:messages", 3),

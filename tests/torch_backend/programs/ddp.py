@@ -154,6 +154,21 @@ def uneven_inputs(rank: int, size: int) -> None:
     check_equal_replicas(wrapped.module, size)
 
 
+def uneven_inputs_with_unused_parameters(rank: int, size: int) -> None:
+    """As `uneven_inputs`; the ranks also add up which parameters each of them has used."""
+    reference = Net()
+    data = batches(size, size + 1)
+    has_data = [
+        (x[ROWS * max(0, i - 1) :], y[ROWS * max(0, i - 1) :]) for i, (x, y) in enumerate(data)
+    ]
+    wrapped = DistributedDataParallel(copy.deepcopy(reference), find_unused_parameters=True)
+    train(reference, has_data, lambda _: False)
+    with Join([wrapped], divide_by_initial_world_size=False):
+        train(wrapped, [(own(x, rank), own(y, rank)) for x, y in data[: rank + 2]], lambda _: False)
+    check_close(wrapped.module, reference)
+    check_equal_replicas(wrapped.module, size)
+
+
 def uneven_inputs_divided_by_the_ranks_with_data(rank: int, size: int) -> None:
     """As `uneven_inputs`, but gradients are means over the ranks that still have batches."""
     reference = Net()

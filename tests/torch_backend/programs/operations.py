@@ -108,6 +108,58 @@ def uneven_all_to_all(rank: int, size: int) -> None:
     assert torch.equal(torch.cat(places), torch.cat(expected))
 
 
+def short_forms(rank: int, size: int) -> None:
+    """A tensor in place of a list, values in place of options: torch's own class takes both."""
+    group: Any = dist.group.WORLD
+    limit = timedelta(seconds=60)
+
+    def mine() -> torch.Tensor:
+        return torch.full((size, 2), rank + 1.0)
+
+    def full(value: float) -> torch.Tensor:
+        return torch.full((size, 2), float(value))
+
+    for arguments, options, expected in [
+        ((), {}, total(size)),
+        ((dist.ReduceOp.MAX,), {}, size),
+        ((dist.ReduceOp.MAX, limit), {}, size),
+        ((), {"op": dist.ReduceOp.MAX, "timeout": limit}, size),
+    ]:
+        one, other = mine(), mine()
+        group.allreduce(one, *arguments, **options).wait()
+        group.allreduce([other], *arguments, **options).wait()
+        assert torch.equal(one, full(expected))
+        assert torch.equal(other, full(expected))
+    one = mine()
+    group.broadcast(one, 1, limit).wait()
+    assert torch.equal(one, full(2))
+    one = mine()
+    group.broadcast([one]).wait()
+    assert torch.equal(one, full(1))
+    one = mine()
+    group.reduce(one, root=1).wait()
+    assert rank != 1 or torch.equal(one, full(total(size)))
+    # As many rows as ranks: a tensor that is taken for a list would go unnoticed.
+    gathered = [torch.zeros(size, 2) for _ in range(size)]
+    group.allgather(gathered, mine()).wait()
+    assert all(torch.equal(each, full(r + 1)) for r, each in enumerate(gathered))
+    gathered = [torch.zeros(size, 2) for _ in range(size)] if rank == 1 else []
+    group.gather(gathered, mine(), 1).wait()
+    assert all(torch.equal(each, full(r + 1)) for r, each in enumerate(gathered))
+    parts = [full(r + 1) for r in range(size)]
+    one = torch.zeros(size, 2)
+    group.scatter(one, parts if rank == 1 else [], 1).wait()
+    assert torch.equal(one, mine())
+    one = torch.zeros(size, 2)
+    group.reduce_scatter(one, parts, dist.ReduceOp.MAX).wait()
+    assert torch.equal(one, mine())
+    ones, twos = torch.ones(size), torch.zeros(size)
+    group.alltoall_base(twos, ones, [], [], limit).wait()
+    assert torch.equal(twos, ones)
+    group.barrier(limit).wait()
+    group.barrier(timeout=limit).wait()
+
+
 def reductions(rank: int, size: int) -> None:
     mine = torch.tensor([rank + 1, 6 - rank])
     expected = {
