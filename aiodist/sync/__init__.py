@@ -5,6 +5,9 @@ Names, parameters, defaults and meaning are torch's. With ``async_op=True`` a co
 loop; the operations run in a thread of their own.
 """
 
+import sys
+import typing
+
 from aiodist.api.available import (
     get_node_local_rank,
     get_node_local_size,
@@ -116,6 +119,16 @@ from aiodist.sync.state import sync_state
 from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811
 from aiodist.types import Backend, ReduceOp, reduce_op
+
+if not typing.TYPE_CHECKING:  # a type checker is to refuse such names
+
+    def __getattr__(name: str) -> typing.Any:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        torch_dist = sys.modules.get("torch.distributed")
+        if torch_dist is not None and name in vars(torch_dist):
+            message += f"; torch.distributed.{name} may be used beside it, over the same ranks"
+        raise AttributeError(message)
+
 
 __all__ = [
     "Backend",

@@ -176,6 +176,13 @@ def test_functions_of_torch_that_are_absent_have_a_reason() -> None:
     assert not set(ABSENT) & set(dist.__all__)
 
 
+def test_a_name_that_only_torch_has_points_to_torch() -> None:
+    with pytest.raises(AttributeError, match=r"torch\.distributed\.init_device_mesh may be used"):
+        _ = dist.init_device_mesh  # type: ignore[attr-defined]  # the subject
+    with pytest.raises(AttributeError, match=r"has no attribute 'no_such_name'$"):
+        _ = dist.no_such_name  # type: ignore[attr-defined]  # the subject
+
+
 ASYNC_ONLY = {
     "spawn": "torch has it in torch.multiprocessing; both APIs use aiodist.spawn",
     "cluster": "it is awaited; in a script `aiodist run` and `aiodist.spawn` start ranks",
