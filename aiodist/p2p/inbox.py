@@ -423,15 +423,15 @@ class Inbox:
         """Ask for what is posted, or posted for one key."""
         again = source.stall and frame.id and frame.key != ANY_KEY
         source.stall = frame.id
-        if not again:
-            # Invariant: what was asked for before this comes before it, or not beyond the credit.
-            source.wants = 0
+        if again:  # they count in `wants`, and the sender has forgotten them
+            for recv in self.matcher.posted_for(frame.key, source.rank):
+                source.outbox.control(encode(FrameType.WANT, recv.key, id=source.stall))
+            return
+        # Invariant: what was asked for before this comes before it, or not beyond the credit.
+        source.wants = 0
         if source.stall:
             for recv in self.matcher.posted_from(source.rank):
-                if not again:
-                    self._want(source, recv)
-                elif recv.key == frame.key:  # it counts in `wants`, and the sender has forgotten it
-                    source.outbox.control(encode(FrameType.WANT, recv.key, id=source.stall))
+                self._want(source, recv)
 
     # -- inside
 

@@ -304,6 +304,11 @@ class Matcher:
             if wanted in (src, ANY_SOURCE):
                 yield from list(queue)
 
+    def posted_for(self, key: Key, src: int) -> Sequence[Recv]:
+        """Return the receives for ``key`` that ``src`` could answer: posted for it, or for any rank."""
+        posted = self.posted
+        return [*posted.get((key, src), ()), *posted.get((key, ANY_SOURCE), ())]
+
     def waits_for(self, src: int) -> bool:
         """Return whether a posted receive could be answered by a point-to-point message of ``src``."""
         return any(

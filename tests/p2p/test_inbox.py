@@ -8,7 +8,6 @@ from copy import copy
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.p2p import outbox
 from aiodist.p2p.matching import ANY_SOURCE, Arrival
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST, MOST_WANTED
 from aiodist.wire.frames import (
@@ -322,22 +321,18 @@ def test_a_request_that_crosses_the_second_question_for_its_key_counts_once() ->
     assert pair.b.lost == []
 
 
-def test_a_sender_that_forgets_ever_more_keys_asks_for_all_of_them_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    most_wanted = 64
-    monkeypatch.setattr(outbox, "MOST_WANTED", most_wanted)
+def test_a_sender_that_forgets_ever_more_keys_asks_for_all_of_them_again() -> None:
     pair = stalled_pair()
-    for tag in range(most_wanted + 1):
+    for tag in range(MOST_WANTED + 1):
         pair.b.recv((1, 98, tag), 8)
     pair.settle()
-    tags = range(1000, 1000 + 3 * most_wanted)
+    tags = range(1000, 1000 + 3 * MOST_WANTED)
     receives = []
     for tag in tags:
         pair.a.send((1, 99, tag), tag.to_bytes(8, "little"))
         receives.append(pair.b.recv((1, 99, tag), 8))
     said = b"".join(view for view, _ in pair.a.stream.queue)
-    assert encode(FrameType.STALLED, ANY_KEY, id=most_wanted + 2) in said
+    assert encode(FrameType.STALLED, ANY_KEY, id=MOST_WANTED + 2) in said
     pair.settle()
     assert [content(one) for one in receives] == [n.to_bytes(8, "little") for n in tags]
     assert pair.b.lost == []
