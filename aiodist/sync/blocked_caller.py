@@ -41,10 +41,11 @@ class BlockedCaller:
         sleeper = work._sleeper()
         if sleeper is None or not handoff.sleeper_lock.acquire(False):
             return None
+        # First: the thread may find that a peer is lost as it falls asleep, and then the doorbell is gone.
+        caller = cls(work, sleeper, loop, handoff)
         if not sleeper.fall_asleep() and not work._done:
             handoff.sleeper_lock.release()
             return None
-        caller = cls(work, sleeper, loop, handoff)
         work._when_done(caller._over)
         return caller
 

@@ -13,7 +13,7 @@ import pytest
 
 import aiodist.sync as dist
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
-from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError
+from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.shm_opening import FIRST_LOOK_SECONDS
 from aiodist.groups.world import current_world
@@ -147,3 +147,27 @@ def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> 
         dist.barrier()
 
     run_threads(1, main)
+
+
+def test_a_peer_that_is_lost_as_a_thread_falls_asleep_is_the_error_of_its_call(
+    run_threads: RunThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fall_asleep, failed = ShmCommunicator.fall_asleep, threading.Event()
+
+    def lost(communicator: ShmCommunicator) -> bool:
+        world = current_world()
+        if world.rank == 0:
+            world.peer_lost(1, PeerLostError("rank 1 has left", rank=1), departed=False)
+        return fall_asleep(communicator)
+
+    def main(rank: int) -> None:
+        dist.barrier()
+        dist.barrier()
+        if rank == 0:
+            monkeypatch.setattr(ShmCommunicator, "fall_asleep", lost)
+            with pytest.raises(PeerLostError, match="rank 1"):
+                dist.barrier()
+            failed.set()
+        assert failed.wait(20)
+
+    run_threads(2, main)
