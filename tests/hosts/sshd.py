@@ -5,10 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.hosts import Hosts
@@ -106,10 +108,14 @@ class SshHosts:
         return list(command) if self.network is None else self.network.command(number, *command)
 
     def stop(self) -> None:
-        """End the servers."""
+        """End the servers and their sessions. A session over a cut cable does not notice its end."""
         for server in self._servers:
+            sessions = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
             server.terminate()
             server.wait()
+            for pid in sessions:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def processes_with(text: str, names: Sequence[str] = ("cmdline",)) -> list[int]:
