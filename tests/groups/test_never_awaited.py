@@ -141,7 +141,10 @@ work = asyncio.run(main())
 def test_a_program_without_a_file_is_warned_too() -> None:
     told = run_alone("dist.all_reduce(np.ones(2)); await dist.barrier()")
     wanted = "RuntimeWarning: all_reduce(2 x float64, SUM) was never awaited or waited for"
-    assert told == f"<string>:8: {wanted}\n"
+    first, *line = told.splitlines()
+    assert first == f"<string>:8: {wanted}"
+    # From Python 3.13 on the text after -c is a source as a file is.
+    assert len(line) == (sys.version_info >= (3, 13))
 
 
 def test_a_work_that_lives_as_long_as_its_program_ends_in_silence() -> None:
