@@ -1,14 +1,15 @@
 """Find ranks that wait for each other in different collectives.
 
-Each message and each slot of a collective carries its fingerprint, and who reads it compares. But two ranks
-may each wait for the other and send nothing, such as two that both take themselves for the root of a
-reduce, or one may run in shared memory and the other over streams. So a rank that has waited for a moment
-tells each rank that it waits for which collective it is in; in shared memory, its neighbours.
+Each message and each slot of a collective carries its fingerprint, which its reader compares. But two ranks
+may each wait for the other and send nothing: both may take themselves for the root of a reduce. Or one runs
+in shared memory and the other over streams. So a rank that has waited for a moment tells each rank that it
+waits for which collective it is in. In shared memory it tells its neighbours
+(`CollectiveContext.tell_awaited` says why).
 
-Why this finds every disagreement: take the first collective that does not end. It would end if all ranks
-called it alike. So among the ranks that wait in it, one waits for a rank that called, or will call, another
-collective in its place. Later collectives of the group may wait for this one. So the first one under way
-is the only one that has to tell.
+Why this finds every disagreement of ranks that wait for messages: take the first collective that does
+not end. It would end if all ranks called it alike. So among the ranks that wait in it, one waits for a rank
+that called, or will call, another collective in its place. Later collectives of the group may wait for this
+one. So the first one under way is the only one that has to tell.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ it."""
 class Place(NamedTuple):
     """A rank, its number among the ``local_size`` ranks of its host, and the number of that host.
 
-    ``host`` is None on the machine of the launcher.
+    The machine of the launcher has no number: there ``host`` is None.
     """
 
     rank: int

@@ -40,7 +40,7 @@ def code_cells(path: Path) -> list[Any]:
 
 
 def printed(cell: Any) -> str:
-    """Return what the cell wrote. Of a picture, whose bytes vary with matplotlib, only its kind."""
+    """Return what the cell wrote, and only the kind of a picture: its bytes vary with matplotlib."""
     return "".join(
         output.text
         if "text" in output

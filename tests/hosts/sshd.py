@@ -110,6 +110,8 @@ class SshHosts:
     def stop(self) -> None:
         """End the servers and their sessions. A session over a cut cable does not notice its end."""
         for server in self._servers:
+            if server.poll() is not None:
+                continue
             sessions = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
             server.terminate()
             server.wait()

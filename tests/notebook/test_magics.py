@@ -77,16 +77,10 @@ BLOCKING = (
 OutputsOf = Callable[[tuple[str, ...]], list[Any]]
 
 
-@pytest.fixture(scope="module")
-def outputs_of(tmp_path_factory: pytest.TempPathFactory) -> OutputsOf:
-    """``outputs_of(PLOTS)``: what these cells wrote, one list a cell. One kernel executes them all."""
-    parts = (EVERY_RANK, WRONG_SYNTAX, PLOTS, AWAITED, BLOCKING)
-    folder = tmp_path_factory.mktemp("notebook")
-    source, target = folder / "in.ipynb", folder / "out.ipynb"
-    cells = [nbformat.v4.new_code_cell(text) for text in chain((LOAD,), *parts)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
+def run_beside(name: str, *words: str) -> str:
+    """Run a program of this folder, which may import aiodist. Returns what it printed."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("cells.py")), str(source), str(target)],
+        [sys.executable, str(Path(__file__).with_name(name)), *words],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -95,6 +89,18 @@ def outputs_of(tmp_path_factory: pytest.TempPathFactory) -> OutputsOf:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def outputs_of(tmp_path_factory: pytest.TempPathFactory) -> OutputsOf:
+    """``outputs_of(PLOTS)``: what these cells wrote, one list a cell. One kernel executes them all."""
+    parts = (EVERY_RANK, WRONG_SYNTAX, PLOTS, AWAITED, BLOCKING)
+    folder = tmp_path_factory.mktemp("notebook")
+    source, target = folder / "in.ipynb", folder / "out.ipynb"
+    cells = [nbformat.v4.new_code_cell(text) for text in chain((LOAD,), *parts)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
+    run_beside("cells.py", str(source), str(target))
     outputs = iter([cell.outputs for cell in nbformat.read(target, as_version=4).cells][1:])
     found = {part: [next(outputs) for _ in part] for part in parts}
     return found.__getitem__
@@ -161,17 +167,7 @@ def test_a_cell_may_block_by_the_blocking_api(outputs_of: OutputsOf) -> None:
 
 
 def test_an_interrupt_spares_the_ranks_and_a_restart_of_the_kernel_ends_them() -> None:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interrupting.py"))],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=scaled(110),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    facts = json.loads(run_beside("interrupting.py"))
     assert facts["before"] == facts["after"]
     assert len(facts["before"]) == len(facts["others"]) == 2
     *blocking_and_async, cluster = facts["ends"]

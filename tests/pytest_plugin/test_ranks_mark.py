@@ -100,7 +100,7 @@ def usual(run_pytest: RunPytest) -> Outcomes:
 
 @pytest.fixture(scope="module")
 def strict(run_pytest: RunPytest) -> Outcomes:
-    """Where an async test is none of pytest-asyncio's."""
+    """With pytest-asyncio in the mode in which it runs only tests with its own mark."""
     return run_pytest(("-o", "asyncio_mode=strict"), wrong=WRONG, example=EXAMPLE)
 
 
