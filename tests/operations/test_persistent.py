@@ -146,7 +146,9 @@ async def test_a_tensor_whose_memory_has_moved(move: Callable[[torch.Tensor], No
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
-async def test_a_start_does_not_look_for_its_plan(is_mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_does_not_look_for_its_plan(
+    is_mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body(rank: int) -> None:
         tensor = torch.ones(3)
         if is_mixed:  # as on a machine with a GPU
