@@ -105,11 +105,12 @@ def test_a_tcp_store_waits_for_its_workers() -> None:
 
 def test_a_forgotten_store_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "store"
+    before = set(threading.enumerate())
     store = dist.FileStore(path)
     store.set("a", "b")
     assert store.path == str(path)
     assert path.exists()
-    thread = next(thread for thread in threading.enumerate() if thread.name == "aiodist")
+    (thread,) = (new for new in set(threading.enumerate()) - before if new.name == "aiodist")
     del store
     gc.collect()
     thread.join(5)
