@@ -153,6 +153,7 @@ def test_a_peer_that_is_lost_as_a_thread_falls_asleep_is_the_error_of_its_call(
     run_threads: RunThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fall_asleep, failed = ShmCommunicator.fall_asleep, threading.Event()
+    both = threading.Barrier(2)
 
     def lost(communicator: ShmCommunicator) -> bool:
         world = current_world()
@@ -163,7 +164,18 @@ def test_a_peer_that_is_lost_as_a_thread_falls_asleep_is_the_error_of_its_call(
     def main(rank: int) -> None:
         dist.barrier()
         dist.barrier()
+        both.wait(20)  # one thread at a time sleeps by itself, and the other may do so until here
         if rank == 0:
+            handoff = portal().handoff
+            acquire = handoff.acquire
+
+            def acquire_later() -> bool:
+                until(
+                    acquire
+                )  # a call that finds the loop's thread in a turn sleeps in that thread
+                return True
+
+            monkeypatch.setattr(handoff, "acquire", acquire_later)
             monkeypatch.setattr(ShmCommunicator, "fall_asleep", lost)
             with pytest.raises(PeerLostError, match="rank 1"):
                 dist.barrier()
