@@ -315,12 +315,6 @@ class CollectiveContext:
         self._recvs.clear()
         self._sends.clear()
         left = inbox.forget(self._key)
-        if (
-            left is not None
-            and communicator is not None
-            and (left.meta, left.length) == (self.meta, 0)
-        ):
-            left = None  # another rank's `tell`
         if error is None and left is not None:
             # All that this rank wanted came, and more: another rank is in another operation.
             error = self._mismatch(left.src, left.meta)
@@ -399,7 +393,6 @@ class MessageContext:
         """The receive that is posted, if this is one."""
         self._send: Send | None = None
         self._status_query = 0  # the number of a status query
-        """When the group's timeout ends it, in seconds of the loop; 0 where that is not so."""
 
     @property
     def is_send(self) -> bool:
