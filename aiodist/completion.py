@@ -29,18 +29,15 @@ class Pending(Generic[T]):
     def complete(self, value: T) -> None:
         if not self.done:
             self.value = value
-            self._finish()
+            self.done = True
+            callback, self.callback = self.callback, None
+            if callback is not None:
+                callback()
 
     def fail(self, error: BaseException) -> None:
         if not self.done:
             self.error = error
-            self._finish()
-
-    def _finish(self) -> None:
-        self.done = True
-        callback, self.callback = self.callback, None
-        if callback is not None:
-            callback()
+            self.complete(None)  # type: ignore[arg-type]  # nobody asks for the value beside an error
 
     def __await__(self) -> Generator[Pending[T], None, T]:
         if not self.done:

@@ -28,19 +28,16 @@ async def all_reduce_doubling(
         reduce(data, other, rank == 1)
         return
     fold = Fold(rank, size)
-    place = fold.place
-    partners = []
-    if place >= 0:
-        partners = [place ^ 1 << k for k in range(fold.places.bit_length() - 1)]
+    place, rounds = fold.place, fold.places.bit_length() - 1
+    partners = [fold.rank_at(place ^ 1 << k) for k in range(rounds)] if place >= 0 else []
     others = slots(scratch, len(partners), len(data))
     # Distinct ranks, so all can be posted now: a fast partner's data finds its place ready.
     receives = [
-        channel.recv(fold.rank_at(partner), other)
-        for partner, other in zip(partners, others, strict=True)
+        channel.recv(partner, other) for partner, other in zip(partners, others, strict=True)
     ]
     await fold.enter(channel, data, reduce, scratch)
     for partner, other, received in zip(partners, others, receives, strict=True):
-        await channel.send(fold.rank_at(partner), data)
+        await channel.send(partner, data)
         await received
-        reduce(data, other, partner < place)
+        reduce(data, other, partner < rank)
     await fold.leave(channel, data)

@@ -159,5 +159,6 @@ class IntraHostShm:
 
     def _run(self, exchange: Exchange[T], given: T) -> Run:
         self._begun = True
-        self._known.update(rank for rank, _ in exchange.reads)
+        for rank, _ in exchange.reads:
+            self._known.add(rank)
         return self._shm.run(exchange, given)

@@ -29,7 +29,7 @@ from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.operation_context import Sleeper
 from aiodist.groups.shm_collective import ShmCollective
-from aiodist.p2p.matching import Arrival, Recv
+from aiodist.p2p.matching import Recv
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.tensors import scratch
@@ -170,10 +170,7 @@ class CollectiveContext:
         The receives of this one may never see it: of two ranks that both take themselves for the root
         of a broadcast each offers the other its data, and asks for none.
         """
-        self._messenger.inbox.watch(self._key, self._compare)
-
-    def _compare(self, arrival: Arrival) -> None:
-        self.compare(arrival.src, arrival.meta)
+        self._messenger.inbox.watch(self._key, self.compare)
 
     def tell_awaited(self) -> None:
         """Tell the ranks whose messages it waits for, each of them once, which collective this is.
@@ -194,7 +191,7 @@ class CollectiveContext:
                 endpoint.tell_fingerprint(rank, self._group.id, self.sequence, self.meta)
 
     def compare(self, src: int, meta: bytes) -> None:
-        """Fail if global rank ``src``, which waits in the collective of that number, is in another one."""
+        """Fail if global rank ``src`` has another collective, of fingerprint ``meta``, under this number."""
         if meta != self.meta:
             self._group.fail_soon(self.sequence, self._mismatch(src, meta))
 

@@ -14,9 +14,9 @@ from aiodist.wire.frames import Key
 class RecvControl(Protocol):
     """Takes back receives that are not wanted any more, and shows messages without a receive."""
 
-    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
-        """Show ``unasked`` each message for the collective ``key`` that comes, or has come, and that
-        no receive is posted for. Until `forget`."""
+    def watch(self, key: Key, unasked: Callable[[int, bytes], None]) -> None:
+        """Call ``unasked(src, metadata)`` for each message for the collective ``key`` that comes, or has
+        come, and that no receive is posted for. Until `forget`."""
 
     def drop(self, recv: Recv) -> None:
         """Throw away the message of a receive that is not done, of a failed collective."""

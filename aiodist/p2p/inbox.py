@@ -71,7 +71,7 @@ class Inbox:
         """Receives whose message was granted and has not come yet."""
         self._next_ticket = 0
         self._sources: dict[int, Source] = {}
-        self._watched: dict[Key, Callable[[Arrival], None]] = {}
+        self._watched: dict[Key, Callable[[int, bytes], None]] = {}
 
     def add_source(self, source: Source) -> None:
         self._sources[source.rank] = source
@@ -178,11 +178,12 @@ class Inbox:
             recv.arrival = arrival
             recv.turn = arrival.order
 
-    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
-        """Call ``unasked`` for each message for ``key`` without a posted receive, until `forget`."""
+    def watch(self, key: Key, unasked: Callable[[int, bytes], None]) -> None:
+        """Call ``unasked(src, metadata)`` for each message for ``key`` without a posted receive, until
+        `forget`."""
         self._watched[key] = unasked
         for arrival in self.matcher.waiting(key, range(self.size)):
-            unasked(arrival)
+            unasked(arrival.src, arrival.meta)
 
     def forget(self, key: Key) -> Arrival | None:
         """End collective ``key`` here: drop what is left of it and refuse the sends that wait for a
@@ -258,14 +259,15 @@ class Inbox:
         source.charged += cost
         if source.charged > source.window:
             self._check_excess(source, frame, frame.length)
-        if self._is_over(key):
-            self._refund(source, cost)
-            self._late(key, source.rank, frame.meta, frame.length)
-            return None
+        # Invariant: what is over has no posted receive.
         recv = self.matcher.take_recv(key, source.rank)
         if recv is not None:
             self._refund(source, cost)
             return _to_read(recv, source, frame, reader)
+        if self._is_over(key):
+            self._refund(source, cost)
+            self._late(key, source.rank, frame.meta, frame.length)
+            return None
         arrival = Arrival(key, source.rank, frame.meta, frame.length, cost, None)
         arrival.data = scratch(frame.length)
         self._keep(arrival)
@@ -513,7 +515,7 @@ class Inbox:
         self.matcher.keep(arrival)
         unasked = self._watched.get(arrival.key)
         if unasked is not None:
-            unasked(arrival)
+            unasked(arrival.src, arrival.meta)
 
     def _drop(self, arrival: Arrival) -> None:
         source = self._sources[arrival.src]

@@ -94,7 +94,8 @@ class Outbox:
         self._call_after_turn = call_after_turn
         self._on_part_sent = part_sent
         self._pumping = False
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
+        """To the peer; None before the first message has made it, or the peer has."""
         self._error: BaseException | None = None
         self._early: list[bytes] = []  # control frames from before the connection
         self.held: deque[Send] = deque()
@@ -117,17 +118,13 @@ class Outbox:
         self.shm: ShmSender | None = None
         """Carries messages to a rank that shares memory with this one, before any other path."""
 
-    @property
-    def connection(self) -> Connection | None:
-        return self._connection
-
     # -- from this rank
 
     def send(self, message: Send) -> None:
         message.outbox = self
         if self._error is not None:
             message.fail(self._error)
-        elif self._connection is None:
+        elif self.connection is None:
             self.held.append(message)
         elif message.key[0] != COLLECTIVE and self.put(
             head_of(message.key, message.meta, len(message.data)), message.data, call
@@ -137,8 +134,8 @@ class Outbox:
             self._wanted[message.key] -= 1
             if not self._wanted[message.key]:
                 del self._wanted[message.key]
-            self._offer(message, self._connection, wanted=True)
-        elif self.held or not self._offer(message, self._connection):
+            self._offer(message, self.connection, wanted=True)
+        elif self.held or not self._offer(message, self.connection):
             self._hold(message)
 
     def put(self, head: bytes, data: memoryview, call: Call) -> bool:
@@ -154,7 +151,7 @@ class Outbox:
 
         Returns whether it was sent. What the stream does not take at once is copied.
         """
-        connection, length = self._connection, len(data)
+        connection, length = self.connection, len(data)
         cost = length + MESSAGE_COST
         if (
             connection is None
@@ -175,8 +172,8 @@ class Outbox:
 
     def control(self, frame: bytes, payload: Sequence[bytes] = ()) -> None:
         """Send a control frame; it is never held back."""
-        if self._connection is not None:
-            self._connection.send([frame, *payload])
+        if self.connection is not None:
+            self.connection.send([frame, *payload])
         elif self._error is None:
             self._early.append(b"".join((frame, *payload)))
 
@@ -194,15 +191,15 @@ class Outbox:
                 self.bulk.remove(message)
             self.control(encode(FrameType.WITHDRAW, message.key, id=message.id))
             return True
-        if not message.done and self._connection is not None:
-            self._connection.release(message.data)
+        if not message.done and self.connection is not None:
+            self.connection.release(message.data)
             if self.shm is not None:
                 self.shm.release(message.data)
         return False
 
     def connected(self, connection: Connection, window: int, shm: ShmSender | None = None) -> None:
         """Use the stream, which is proven; the receiver buffers up to ``window`` bytes."""
-        self._connection = connection
+        self.connection = connection
         self.shm = shm
         self.credit = window
         # Eager messages leave room for announcements, which cost little.
@@ -251,20 +248,20 @@ class Outbox:
 
     def credited(self, amount: int) -> None:
         self.credit += amount
-        if self._connection is not None:
-            self._drain(self._connection)
+        if self.connection is not None:
+            self._drain(self.connection)
 
     def wanted(self, key: Key, statement: int) -> None:
         # Invariant: each receive is asked for once by what counts here. What was sent before the peer
         # read the last statement for the key is void: the peer asks again for what is posted then.
         if statement < self._asked_again.get(key, self._asked_all):
             return
-        if not self._stalled or self._connection is None:
+        if not self._stalled or self.connection is None:
             return
         for message in self.held:
             if message.key == key:
                 self.held.remove(message)
-                self._offer(message, self._connection, wanted=True)
+                self._offer(message, self.connection, wanted=True)
                 return
         if key in self._wanted or len(self._wanted) < MOST_WANTED:
             self._wanted[key] += 1
@@ -358,7 +355,7 @@ class Outbox:
     def _pump(self) -> None:
         # A part may go out at once, and _part_sent is then called from inside send(): the loop
         # here continues by itself. After a turn's worth of parts, other callbacks have their turn.
-        connection = self._connection
+        connection = self.connection
         if connection is None or self._pumping:
             return
         self._pumping = True

@@ -134,7 +134,7 @@ class SpinPolicy:
         now = perf_counter()
         if self._waiting or self._looking:
             self.learn(now - max(self._heard, self._since))
-            if self._waiting:
+            if self._waiting and self.active:
                 self._turn_on(now)
         self._heard = now
 
@@ -208,18 +208,18 @@ class SpinPolicy:
         """Begin a wait: keep the loop awake for the window, and again after each message."""
         self._since = now = perf_counter()
         self._waiting += 1
-        self._turn_on(now)
+        if self.active:
+            self._turn_on(now)
 
     def end(self) -> None:
         """End a wait that `begin` began."""
         self._waiting -= 1
 
     def _turn_on(self, now: float) -> None:
-        if self.active:
-            self._until = now + self.window
-            if not self._turning:
-                self._turning = True
-                self._call_soon(self._turn)
+        self._until = now + self.window
+        if not self._turning:
+            self._turning = True
+            self._call_soon(self._turn)
 
     def _turn(self) -> None:
         # A loop with a scheduled callback does not sleep, and polls every socket each turn.

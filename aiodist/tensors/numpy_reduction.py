@@ -7,7 +7,7 @@ from contextvars import Context
 from functools import partial
 from math import nan
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -109,7 +109,8 @@ class NumpyReduction:
             return _nothing
         dtype = self._operands
         if len(out) == dtype.itemsize and (of_one := _OF_ONE.get((self._op, dtype.char))):
-            return partial(of_one, _number(a), _number(b), _number(out))
+            number: Literal["f", "d"] = "f" if dtype.itemsize == 4 else "d"
+            return partial(of_one, a.cast(number), b.cast(number), out.cast(number))
         result = np.frombuffer(out, dtype)
         left = result if a is out else np.frombuffer(a, dtype)
         right = result if b is out else np.frombuffer(b, dtype)
@@ -125,10 +126,6 @@ class NumpyReduction:
     def finish(self, data: memoryview) -> None:
         if self._divide is not None and len(data):
             self._divide(np.frombuffer(data, self._dtype))
-
-
-def _number(view: memoryview) -> memoryview[float]:
-    return view.cast("f") if len(view) == 4 else view.cast("d")
 
 
 def _add_one(a: memoryview[float], b: memoryview[float], out: memoryview[float]) -> None:

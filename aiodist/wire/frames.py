@@ -145,12 +145,9 @@ def encode(
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
     if meta:
         header += meta
-    return header if length <= SHORT else header + bytes(_gap(type, len(header), length))
-
-
-def _gap(type: int, head: int, length: int) -> int:
-    """Return the zeros between ``head`` bytes of header and metadata and the payload."""
-    return 0 if type == _REQUEST else gap(head, length)
+    if length <= SHORT or type == _REQUEST:
+        return header
+    return header + bytes(gap(len(header), length))
 
 
 class ShortHeads:
@@ -174,7 +171,7 @@ def decode(data: memoryview) -> tuple[Frame, int]:
     if len(data) >= HEADER_BYTES:
         type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(data)
         head = HEADER_BYTES + meta_bytes
-        begin = head if length <= SHORT else head + _gap(type, head, length)
+        begin = head if type == _REQUEST else head + gap(head, length)
         if type in _TYPES and not zero and meta_bytes <= MAX_META and begin <= len(data):
             meta = data[HEADER_BYTES:head].tobytes()
             return _frame((type, kind, group, channel, id, length, meta)), begin
@@ -311,8 +308,8 @@ class FrameDecoder:
                 )
             head = HEADER_BYTES + meta_bytes
             begin = start + head
-            if length > SHORT:
-                begin += _gap(type, head, length)
+            if length > SHORT and not announces:
+                begin += gap(head, length)
             if begin > self._end:
                 break
             meta = scratch[start + HEADER_BYTES : start + head].tobytes() if meta_bytes else b""

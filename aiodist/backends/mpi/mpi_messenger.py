@@ -88,7 +88,7 @@ class MpiMessenger:
 
     # -- RecvControl
 
-    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
+    def watch(self, key: Key, unasked: Callable[[int, bytes], None]) -> None:
         """Do nothing: unexpected messages stay in MPI, and cannot be inspected."""
 
     def drop(self, recv: Recv) -> None:
