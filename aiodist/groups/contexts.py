@@ -191,7 +191,7 @@ class CollectiveContext:
                 endpoint.tell_fingerprint(rank, self._group.id, self.sequence, self.meta)
 
     def compare(self, src: int, meta: bytes) -> None:
-        """Fail if global rank ``src`` has another collective, of fingerprint ``meta``, under this number."""
+        """Fail if global rank ``src`` has another collective, of fingerprint ``meta``, by this number."""
         if meta != self.meta:
             self._group.fail_soon(self.sequence, self._mismatch(src, meta))
 

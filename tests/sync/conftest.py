@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import textwrap
 import threading
@@ -19,6 +20,12 @@ from aiodist.sync import portal
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _pythons_handler_of_ctrl_c() -> None:
+    """Where a forgotten store is the last to leave, the loop's thread ends, which may not restore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
