@@ -108,7 +108,7 @@ class DeferredWork(Work[T]):
             return
 
         def settle() -> None:
-            self._unread = begun._unread
+            self._source, self._unread = begun._source, begun._unread
             self._settle(begun._value, begun.exception())
 
         begun._when_done(settle)

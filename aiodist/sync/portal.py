@@ -140,16 +140,20 @@ class Portal:
         ``begin``: as of `GroupEngine.start`.
         """
         seconds = None if timeout is None else to_seconds(timeout)
-        if async_op or coalescing() is not None:
-            start = partial(self.apply, group.start, False, (operation, seconds, begin), {})
-            return overlapped(start, operation.written, async_op)
         if _running_loop() is not None:
             with blocking_in_cell(operation.kind):
                 return self.start(async_op, group, operation, seconds, begin)
         loop, handoff, ended = self._loop, self.handoff, None
-        if loop is None or loop is not group.world.its_loop:
-            stand_in = current_world().reached(group)
-            return _beside_async(stand_in.start(operation, seconds), True)
+        is_elsewhere = loop is None or loop is not group.world.its_loop
+        if async_op or coalescing() is not None:
+            start = (
+                partial(_start_beside_async, group, operation, seconds, False)
+                if is_elsewhere
+                else partial(self.apply, group.start, False, (operation, seconds, begin), {})
+            )
+            return overlapped(start, operation.written, async_op)
+        if loop is None or is_elsewhere:
+            return _start_beside_async(group, operation, seconds, True)
         held = handoff.interrupts.hold()  # first, as in `apply`
         try:
             drives = handoff.acquire()
@@ -286,7 +290,12 @@ class Portal:
         self.handoff.check_may_wait()
         interrupts = self.handoff.interrupts
         held = interrupts.hold()  # until there is something to cancel
-        loop = self.enter()
+        try:
+            loop = self.enter()
+        except BaseException:
+            if held:
+                interrupts.release()
+            raise
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
             try:
@@ -313,9 +322,9 @@ class Portal:
     def enter(self) -> asyncio.AbstractEventLoop:
         """Keep the loop running until `leave`; start it if it does not run. Return the loop."""
         with self._lock:
-            self._users += 1
             if self._loop is None:
                 self._start()
+            self._users += 1
             assert self._loop is not None
             return self._loop
 
@@ -473,13 +482,21 @@ def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any
         _set_running_loop(None)
 
 
+def _start_beside_async(
+    group: GroupEngine, operation: Operation[Any], seconds: float | None, blocks: bool
+) -> Any:
+    """Start ``operation`` of a group whose world lives on a loop of the async API: there."""
+    return _beside_async(current_world().reached(group).start(operation, seconds), blocks)
+
+
 def _beside_async(started: Any, blocks: bool) -> Any:
     """Return the result of a call on a world of the async API, as no portal's loop runs.
 
     Without such a world, the call itself has raised.
     """
-    if isinstance(started, DeferredWork):
-        started._start_soon()
+    for work in started if isinstance(started, list) else [started]:
+        if isinstance(work, DeferredWork):
+            work._start_soon()
     if not blocks or not isinstance(started, Work):
         return started
     started.wait()

@@ -10,6 +10,7 @@ import pytest
 
 import aiodist as dist
 import aiodist.sync as blocking
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.testing import run_ranks
 
 SIZE = 9  # more than asyncio.to_thread has threads on a small machine
@@ -34,6 +35,46 @@ async def test_blocking_functions_run_in_a_thread_for_each_rank(transport: str) 
     results = await run_ranks(SIZE, main, transport, threads=True)
     total = SIZE * (SIZE - 1) / 2 * SIZE
     assert results == [(total, list(range(SIZE)), f"rank {rank}") for rank in range(SIZE)]
+
+
+async def test_what_does_not_block_starts_in_the_loop_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, threads = GroupEngine.start, set()
+
+    def noted(self: Any, *args: Any) -> Any:
+        threads.add(threading.current_thread())
+        return start(self, *args)
+
+    monkeypatch.setattr(GroupEngine, "start", noted)
+
+    def main(rank: int) -> None:
+        other, data, summed = 1 - rank, np.full(200_000, float(rank)), np.ones(2)
+        with blocking._coalescing_manager():
+            blocking.all_reduce(summed)
+        assert summed[0] == 2
+        operations = [
+            blocking.P2POp(blocking.isend, np.full(200_000, float(rank)), other),
+            blocking.P2POp(blocking.irecv, data, other),
+        ]
+        for work in blocking.batch_isend_irecv(operations):
+            work.wait()
+        assert (data == other).all()
+        received = blocking.irecv(data)
+        sent = blocking.isend(np.zeros(200_000), other)
+        assert received is not None
+        assert sent is not None
+        sent.wait()
+        received.wait()
+        assert received.source_rank() == other
+        for _ in range(20):
+            works = [blocking.all_reduce(summed, async_op=True) for _ in range(2)]
+            for each in works:
+                assert each is not None
+                each.wait()
+
+    await run_ranks(2, main, threads=True, timeout=20)
+    assert threads == {threading.main_thread()}
 
 
 async def test_the_first_error_ends_the_threads_that_are_blocked() -> None:
