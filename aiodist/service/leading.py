@@ -188,7 +188,7 @@ class Leader:
                 _revoked(self._group, "the ranks were out of step after an error")
             )
         results: Sequence[Any] = () if current.mine is None else current.mine.results
-        return current.error or results
+        return results if current.error is None else current.error
 
     async def _note(self, current: Round, mine: asyncio.Task[Any]) -> None:
         current.mine = await outcome_of(mine, self._group.global_rank, self._group._engine)

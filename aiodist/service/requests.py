@@ -102,7 +102,8 @@ class RequestQueue:
         await self._changed.wait()
 
     def _is_urgent(self) -> bool:
-        return self.is_closed or isinstance(self._requests[0], Admission)
+        requests = self._requests  # none, if all of them were cancelled
+        return self.is_closed or bool(requests and isinstance(requests[0], Admission))
 
     def _waiting(self) -> int:
         """How many wait, without those at the front whose callers were cancelled."""

@@ -67,6 +67,39 @@ async def serve(size, lead, worker=summing, *, services=None, **options):
     return result
 
 
+async def test_callers_that_are_cancelled_while_a_batch_waits_for_more_leave_the_service_as_it_is():
+    async def lead(service):
+        first = asyncio.create_task(service.call(np.ones(1)))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        second = asyncio.create_task(service.call(np.ones(1)))
+        await until(lambda: service.waiting > 0)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        return await service.call(np.full(1, 3.0))
+
+    assert await serve(2, lead, max_batch=4, max_delay=0.2) == [9.0]
+
+
+async def test_an_exception_that_is_false_reaches_the_caller():
+    class EmptyError(Exception):
+        def __len__(self):
+            return 0
+
+    async def worker():
+        async def forward(requests):
+            raise EmptyError("nothing found")
+
+        return forward
+
+    async def lead(service):
+        for _ in range(2):
+            with pytest.raises(EmptyError, match="nothing found"):
+                await service.call(1.0)
+
+    await serve(2, lead, worker)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("max_batch", [1, 8])
 async def test_each_of_many_concurrent_callers_gets_its_own_answer(size, max_batch):
