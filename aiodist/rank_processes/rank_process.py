@@ -76,20 +76,29 @@ class RankProcess:
     async def start(cls, number: int, environment: dict[str, str], output: Output) -> RankProcess:
         """Start the process of rank ``number``. Cancelled, no process is left."""
         mine, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                _program(theirs.fileno()),
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                # A notebook interrupts all processes of its kernel's group; ranks get it from `run`.
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_connection(sock=mine)
+        try:
+            reader, writer = await asyncio.open_connection(sock=mine)
+        except BaseException:
+            mine.close()
+            theirs.close()
+            raise
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-c",
+                    _program(theirs.fileno()),
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    # A notebook interrupts all processes of its kernel's group; ranks get it from `run`.
+                    start_new_session=True,
+                )
+        except BaseException:
+            writer.close()
+            raise
         return cls(number, process, reader, writer, output)
 
     @property
@@ -175,16 +184,20 @@ class RankProcess:
     async def _pump(self, stream: asyncio.StreamReader, target: str) -> None:
         """Show whole lines of ``stream``, and report each `END_MARK`."""
         which = 0 if target == "stdout" else 1
-        held = b""
+        held = bytearray()
         while data := await stream.read(_READ_BYTES):
+            # Neither a line feed nor a whole mark is in what is held: each byte is searched once, or twice.
+            begin = max(len(held) - len(END_MARK), 0)
             held += data
-            *calls, held = held.split(END_MARK)
-            for text in calls:
+            while (end := held.find(END_MARK, begin)) >= 0:
+                text, begin = bytes(held[:end]), 0
+                del held[: end + len(END_MARK)]
                 self._show(text + b"\n" if text and not text.endswith(b"\n") else text, target)
                 self._marks[which].put_nowait(None)
-            whole, line_feed, held = held.rpartition(b"\n")
-            self._show(whole + line_feed, target)
-        self._show(held + b"\n" if held else b"", target)
+            whole = held.rfind(b"\n", begin) + 1
+            self._show(bytes(held[:whole]), target)
+            del held[:whole]
+        self._show(bytes(held) + b"\n" if held else b"", target)
 
     def _show(self, text: bytes, target: str) -> None:
         if text and self._output_error is None:

@@ -81,6 +81,8 @@ class Worker:
     def __init__(self, control: socket.socket) -> None:
         """``control``: the socket to the program that started this process."""
         self._control = control
+        self._marked = [os.dup(descriptor) for descriptor in (1, 2)]
+        """Where the end of a call's output is marked, whatever the call does with descriptors 1 and 2."""
         self._dumps, self._loads = pickler()
         self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._executing = False
@@ -95,7 +97,7 @@ class Worker:
                 # A call may replace or close it.
                 with suppress(AttributeError, OSError, ValueError):
                     stream.flush()  # type: ignore[union-attr]
-            for descriptor in (1, 2):
+            for descriptor in self._marked:
                 os.write(descriptor, END_MARK)
             self._control.sendall(answer)
 
@@ -168,7 +170,6 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``fn``: a coroutine function on the loop on which the rank's world lives."""
-    if inspect.iscoroutinefunction(fn):
-        return portal().run(fn, *args, **kwargs)
-    return fn(*args, **kwargs)
+    """Call ``fn``; a coroutine that it returns runs on the loop on which the rank's world lives."""
+    result = fn(*args, **kwargs)
+    return portal().run(lambda: result) if inspect.iscoroutine(result) else result

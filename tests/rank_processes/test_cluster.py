@@ -401,6 +401,34 @@ async def test_a_call_may_replace_the_streams_of_its_rank() -> None:
         assert await cluster.run(lambda: "next") == ["next"]
 
 
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_call_may_redirect_or_close_the_descriptors_of_its_rank(closes: bool) -> None:
+    def redirect() -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.close(descriptor) if closes else os.dup2(null, descriptor)
+
+    async with Ranks(1) as cluster:
+        await cluster.run(redirect)
+        assert await cluster.run(lambda: "next") == ["next"]
+
+
+async def test_a_coroutine_that_an_ordinary_function_returns_is_awaited(ranks: Ranks) -> None:
+    def logged(value: float) -> Any:
+        return async_sum(value)
+
+    assert await ranks.run(logged, 2.0) == [4.0, 4.0]
+
+
+async def test_output_without_line_feeds_comes_whole(ranks: Ranks) -> None:
+    text = "".join(f"{number}\r" for number in range(50_000))
+    ranks.shown.clear()
+    await ranks.run(lambda: print(text))
+    shown = [(rank, line) for rank, name, line in ranks.shown if name == "stdout"]
+    for rank in range(2):
+        assert "".join(f"{line}\r" for owner, line in shown if owner == rank) == text
+
+
 async def test_processes_that_a_rank_has_started_hold_nothing_up() -> None:
     def start() -> int:
         return subprocess.Popen(["sleep", "300"]).pid
