@@ -148,11 +148,13 @@ class World:
         """
         if self.its_loop is None or not self.its_loop.is_closed():
             return False
-        if self._endpoint is not None:
-            self._endpoint.abandon()
-        for callback in self._in_child:
-            callback()
-        self.clear()
+        try:
+            if self._endpoint is not None:
+                self._endpoint.abandon()
+            for callback in self._in_child:
+                callback()
+        finally:
+            self.clear()
         return True
 
     def clear(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import aiodist.sync as sync
@@ -20,18 +20,21 @@ def call_and_leave(
     The groups that ``fn`` leaves behind are destroyed, however it ends: the other ranks learn of it
     at once, and the process can carry another rank afterwards.
     """
-    if inspect.iscoroutinefunction(fn):
-        return call_as_rank(_await_and_leave, (fn, args), variables)
+
+    def call(*args: Any) -> Any:
+        result = fn(*args)
+        return _await_and_leave(result) if inspect.iscoroutine(result) else result
+
     try:
-        return call_as_rank(fn, args, variables)
+        return call_as_rank(call, args, variables)
     finally:
         if sync.is_initialized():
             sync.destroy_process_group()
 
 
-async def _await_and_leave(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+async def _await_and_leave(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
-        return await fn(*args)
+        return await coroutine
     finally:
         if is_initialized():
             await destroy_process_group()

@@ -48,7 +48,9 @@ def close_inherited(owners: Iterable[asyncio.StreamWriter | asyncio.Server]) -> 
     numbers: list[int] = []
     for owner in owners:
         if isinstance(owner, asyncio.StreamWriter):
-            numbers.append(owner.get_extra_info("socket").fileno())
+            sock = owner.get_extra_info("socket")
+            if sock is not None:  # uvloop has none where the stream is closed
+                numbers.append(sock.fileno())
         else:
             numbers.extend(sock.fileno() for sock in owner.sockets)
     null = os.open(os.devnull, os.O_RDWR)

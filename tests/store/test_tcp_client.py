@@ -5,6 +5,7 @@ import sys
 from asyncio.subprocess import PIPE
 
 import pytest
+import uvloop
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
@@ -22,6 +23,20 @@ def soon() -> Deadline:
 async def server():
     async with await TcpStoreServer.start("127.0.0.1") as server:
         yield server
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_child_closes_what_its_parents_loop_has_closed(run):
+    async def use():
+        server = await TcpStoreServer.start("127.0.0.1")
+        store = await TcpStore.connect("127.0.0.1", server.port)
+        await store.close()
+        await server.close()
+        return store, server
+
+    store, server = run(use())
+    store.close_in_child()
+    server.close_in_child()
 
 
 async def raw_server(handler):
