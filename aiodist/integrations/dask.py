@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -171,24 +172,33 @@ def _start(
     keys = [f"{key}-rank-{place.rank}" for place in places]
     pids = client.run(_prepare, workers=ordered)
     (port,) = client.run(_reserve, keys[0], workers=ordered[:1]).values()
-    futures = []
-    for place, worker in zip(places, ordered, strict=True):
-        variables = identity | variables_of(place, len(places), hosts[places[0].worker], port)
-        own = args if blocks is None else (blocks[worker], *args)
-        futures.append(
-            client.submit(
-                _call,
-                fn,
-                pids[worker],
-                variables,
-                *own,
-                workers=[worker],
-                allow_other_workers=False,
-                priority=_PRIORITY,
-                pure=False,
-                key=keys[place.rank],
+    give_back = partial(client.run, _release, keys[0], workers=ordered[:1], on_error="ignore")
+    futures: list[distributed.Future] = []
+    try:
+        for place, worker in zip(places, ordered, strict=True):
+            variables = identity | variables_of(place, len(places), hosts[places[0].worker], port)
+            own = args if blocks is None else (blocks[worker], *args)
+            futures.append(
+                client.submit(
+                    _call,
+                    fn,
+                    pids[worker],
+                    variables,
+                    *own,
+                    workers=[worker],
+                    allow_other_workers=False,
+                    priority=_PRIORITY,
+                    pure=False,
+                    key=keys[place.rank],
+                )
             )
-        )
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        give_back()
+        raise
+    # Where an argument of the task fails, the task never gets to the worker, which keeps the port.
+    futures[0].add_done_callback(lambda future: future.status == "error" and give_back())
     return futures, ordered
 
 
@@ -282,13 +292,14 @@ class _WorkerRanks(distributed.WorkerPlugin):  # type: ignore[misc]  # a class w
     def transition(self, key: Any, start: Any, finish: Any, **more: Any) -> None:
         """Give back the port of a task that has ended. Dask calls this for every task."""
         if finish in ("memory", "error", "released", "forgotten"):
-            self._close(key)
+            self.release(key)
 
     def teardown(self, worker: Any) -> None:
         for key in list(self._ports):
-            self._close(key)
+            self.release(key)
 
-    def _close(self, key: Any) -> None:
+    def release(self, key: Any) -> None:
+        """Give back the port of the task ``key``, if there is one still."""
         held = self._ports.pop(key, None)
         if held is not None:
             held.close()
@@ -320,6 +331,11 @@ def _reserve(key: str, dask_worker: Any) -> int:
     """Reserve a port on the worker of rank 0, as long as there is the task ``key``."""
     port: int = dask_worker.plugins[_PLUGIN].reserve(key)
     return port
+
+
+def _release(key: str, dask_worker: Any) -> None:
+    """Give back the port of the task ``key``, if there is one still."""
+    dask_worker.plugins[_PLUGIN].release(key)
 
 
 def _call(fn: Callable[..., Any], pid: int, variables: Mapping[str, str], *args: Any) -> Any:

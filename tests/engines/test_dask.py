@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from typing import Any
 
@@ -109,6 +110,19 @@ def test_the_port_of_a_rank_that_never_began_is_given_back(engine: Any, dask_cli
     dask_client.cancel(futures)
     free.set()
     busy.result()
+    until = time.monotonic() + scaled(20)
+    while dask_client.run(_held_ports, workers=[first])[first] != before:
+        assert time.monotonic() < until, "the port is still held"
+        time.sleep(0.1)
+
+
+def test_the_port_is_free_after_a_call_that_never_begins(engine: Any, dask_client: Any) -> None:
+    first, *_ = dask_client.nthreads()
+    before = dask_client.run(_held_ports, workers=[first])[first]
+    with pytest.raises(TypeError, match="pickle"):
+        engine.run(dask_client, ranks.add, threading.Lock())
+    with pytest.raises(RanksError):
+        engine.run(dask_client, ranks.add, dask_client.submit(int, "no number", pure=False))
     until = time.monotonic() + scaled(20)
     while dask_client.run(_held_ports, workers=[first])[first] != before:
         assert time.monotonic() < until, "the port is still held"
