@@ -70,7 +70,7 @@ class Store:
             StoreTimeoutError: The time has passed.
             DistStoreError: The store fails.
         """
-        return self._run(self.inner.get, key, Deadline(self._timeout))
+        return self._run(self.inner.get, key, Deadline(self.timeout))
 
     def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
         """Return when all ``keys`` are there.
@@ -83,7 +83,7 @@ class Store:
             StoreTimeoutError: The time has passed.
             DistStoreError: The store fails.
         """
-        self._run(self.inner.wait, keys, Deadline(self._timeout if timeout is None else timeout))
+        self._run(self.inner.wait, keys, Deadline(self.timeout if timeout is None else timeout))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, and return its new value.
@@ -226,6 +226,8 @@ class _Resident:
         return LONGEST_LINGER if self.server is None else LINGER
 
     async def leave(self) -> None:
+        if self._why_closed:
+            return
         self._why_closed = _CLOSED
         for task in self._calls:
             task.cancel()
@@ -370,13 +372,26 @@ class PrefixStore(Store):
         """
         if not isinstance(store, Store):
             raise TypeError(f"store must be a store of aiodist.sync, not {type(store).__name__}")
-        super().__init__(AsyncPrefixStore(prefix, store.inner), store.timeout, store._portal)
         self._beneath = store
+        super().__init__(AsyncPrefixStore(prefix, store.inner), store.timeout, store._portal)
 
     @property
     def underlying_store(self) -> Store:
         """The store that this is a part of."""
         return self._beneath
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set how long `get` and `wait` of the whole store wait for keys.
+
+        Args:
+            timeout: Seconds or a timedelta; ``math.inf`` is no limit.
+        """
+        self._beneath.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait for keys: the timeout of the whole store."""
+        return self._beneath.timeout
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         return self._beneath._run(function, *args)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,19 @@ def test_a_prefix_needs_a_store_of_the_blocking_api() -> None:
     store.close()
 
 
+def test_a_prefix_waits_as_long_as_the_whole_store() -> None:
+    store = dist.HashStore()
+    part = dist.PrefixStore("b", dist.PrefixStore("a", store))
+    store.set_timeout(0.01)
+    assert part.timeout == timedelta(seconds=0.01)
+    for wait in (partial(part.get, "never"), partial(part.wait, ["never"])):
+        with pytest.raises(dist.StoreTimeoutError):
+            wait()
+    part.set_timeout(7)
+    assert store.timeout == timedelta(seconds=7)
+    store.close()
+
+
 def test_a_store_without_a_timeout_has_the_usual_one() -> None:
     store = dist.TCPStore("127.0.0.1", 0, None, True, timeout=None)
     assert store.timeout == timedelta(minutes=5)
@@ -186,6 +200,8 @@ def test_a_forked_child_cannot_use_its_parents_store(store: dist.Store) -> None:
             os.write(writer, b"it was set")
         except dist.DistStoreError as error:
             os.write(writer, f"{type(error).__name__}: {error}".encode())
+            store.close()
+            os.write(writer, b", and closed")
         finally:
             os._exit(0)
     os.close(writer)
@@ -193,4 +209,5 @@ def test_a_forked_child_cannot_use_its_parents_store(store: dist.Store) -> None:
         text = pipe.read().decode()
     os.waitpid(pid, 0)
     assert text.startswith("DistStoreError: this store belongs to the process that this one was")
+    assert text.endswith(", and closed")
     assert store.get("key") == b"of the parent"
