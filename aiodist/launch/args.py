@@ -28,6 +28,9 @@ _OF_A_RANK = frozenset(
 _NEAR = 0.75
 """How alike an option and a mistyped one are, dashes included: --tranport is not meant as --master-port."""
 
+_MOST_RANKS = 1 << 20
+"""No job has so many: a longer list is a slip."""
+
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
 
@@ -251,10 +254,20 @@ def _rank_list(text: str) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not dash:
+            last = first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < _MOST_RANKS):
             raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 0 or 0,4-7")
-        found.update(range(int(first), int(last if dash else first) + 1))
+        found.update(range(int(first), int(last) + 1))
     return frozenset(found)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """The words of ``--ssh``. Raises InvalidUsageError."""
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidUsageError(f"--ssh {command!r} is no command line: {error}") from None
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
@@ -348,7 +361,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         nnodes=nodes.nnodes,
         node_rank=nodes.node_rank,
         hosts=hosts,
-        ssh=tuple(shlex.split(args.ssh)) or ("ssh",),
+        ssh=_words(args.ssh) or ("ssh",),
         master_addr=args.master_addr if hosts else nodes.master_addr,
         master_port=nodes.master_port,
         pass_local_rank=not args.use_env,

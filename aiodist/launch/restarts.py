@@ -107,11 +107,13 @@ class Restarts:
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
-        if self._server is not None:
-            asyncio.run_coroutine_threadsafe(self._server.close(), loop).result(_ANSWER_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
-        loop.close()
+        try:
+            if self._server is not None:
+                asyncio.run_coroutine_threadsafe(self._server.close(), loop).result(_ANSWER_SECONDS)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
 
     def _do(self, what: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None  # the callers have looked whether anything is left

@@ -88,6 +88,12 @@ MISTAKES = [
     (["run", "--env", "RANK=3", "train.py"], "the launcher sets RANK for each rank"),
     (["run", "--tag", "a/b", "train.py"], "--tag takes up to 48 letters, digits"),
     (["run", "--show-ranks", "two", "train.py"], "'two' is no list of ranks: write 0 or 0,4-7"),
+    (["run", "--show-ranks", "1-0", "train.py"], "'1-0' is no list of ranks: write 0 or 0,4-7"),
+    (["run", "--show-ranks", "0-99999999999", "train.py"], "'0-99999999999' is no list of ranks"),
+    (
+        ["run", "-H", "a:1", "--ssh", "ssh 'x", "train.py"],
+        '--ssh "ssh \'x" is no command line: No closing',
+    ),
     (["run", "--show-ranks", "1", "train.py"], "there is no rank 1 in a job of ranks 0 to 0"),
     (["run", "--raw", "--fold", "train.py"], "--raw leaves the output to the ranks themselves"),
     (["train.py"], "to start a script: aiodist run train.py"),
