@@ -21,7 +21,8 @@ import asyncio
 import math
 import struct
 from collections import deque
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -89,6 +90,9 @@ class Stream(ObjectStream):
         self._writers: deque[asyncio.Future[None]] = deque()
         # Of sends that have to wait, so that none overtakes another.
         self._send_lock = asyncio.Lock()
+        self._in_line = (
+            0  # sends that have it or wait for it, also one that is woken and not there yet
+        )
         self._batch: list[bytes] = []  # lengths and envelopes, in turn
         self._batch_bytes = 0
         self._ended = False
@@ -146,11 +150,11 @@ class Stream(ObjectStream):
 
     async def send(self, obj: Any) -> None:
         self._check_sends()
-        if not self._send_lock.locked():
+        if not self._in_line:
             packed = self._codec.dump_at_once(obj, allow_pickle=self._allow_pickle)
             if packed is not None:
                 if not isinstance(packed, bytes) or not self._may_send(len(packed)):
-                    async with self._send_lock:
+                    async with self._own_turn():
                         await self._send(message_of(packed))
                     return
                 self._add(packed)
@@ -159,11 +163,11 @@ class Stream(ObjectStream):
                     await asyncio.sleep(0)
                 return
         steps = self._codec.dump_steps(obj, allow_pickle=self._allow_pickle)
-        async with self._send_lock:
+        async with self._own_turn():
             await self._send(await _step_by_step(steps))
 
     async def end(self) -> None:
-        async with self._send_lock:  # sends that wait come first
+        async with self._own_turn():  # sends that wait come first
             if not self._ended and not self._peer_ended:
                 self._check_error()
             self._end("")
@@ -173,6 +177,16 @@ class Stream(ObjectStream):
         self._stop("")
 
     # -- sending
+
+    @asynccontextmanager
+    async def _own_turn(self) -> AsyncIterator[None]:
+        """Wait for all sends that were called before."""
+        self._in_line += 1
+        try:
+            async with self._send_lock:
+                yield
+        finally:
+            self._in_line -= 1
 
     def _check_sends(self) -> None:
         if self._ended:

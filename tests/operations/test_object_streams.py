@@ -20,6 +20,23 @@ TRANSPORTS = ["inproc", "tcp", "shm"]
 MIB = 1 << 20
 
 
+async def test_no_send_overtakes_one_of_another_task_that_was_called_before() -> None:
+    async def on_rank(rank: int) -> list[str] | None:
+        async with dist.open_stream(1 - rank) as stream:
+            if rank == 1:
+                await asyncio.sleep(0.05)  # the sends wait
+                return [item async for item in stream]
+
+            async def first() -> None:
+                await stream.send("a 1")
+                await stream.send("a 2")
+
+            await asyncio.gather(first(), stream.send("b 1"))
+        return None
+
+    assert (await run_ranks(2, on_rank))[1] == ["a 1", "b 1", "a 2"]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_objects_arrive_in_order_until_the_end(transport: str) -> None:
     def item(number: int) -> Any:
