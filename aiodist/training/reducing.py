@@ -195,6 +195,7 @@ class Reducer(ABC):
         with self._lock:  # backward has a thread for each kind of device and each GPU
             bucket.touched(index)
             if self._silent:
+                self._is_synchronized = False
                 return
             if bucket.launched:
                 # `synchronize` raises, and ends the step on all ranks.

@@ -70,6 +70,9 @@ class GradientReducer(Reducer):
         decides by the loss, such as LBFGS, needs the same loss on all ranks: let the closure return the
         mean over the ranks.
 
+        Each step of several attached optimizers synchronizes anew. To do so once for all of them, call
+        `synchronize`, and make their steps in `skip_synchronize`.
+
         Args:
             optimizer: An optimizer of the same parameters.
 

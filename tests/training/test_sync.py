@@ -262,6 +262,25 @@ def test_processes_learn_the_same_too(tmp_path: Path, warm_python: WarmPython) -
     check(models, by_one_process(2, always))
 
 
+def test_a_step_whose_gradients_were_left_out_does_not_count_for_the_next(
+    run_threads: RunThreads,
+) -> None:
+    def on_rank(rank: int) -> float:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([parameter], 1.0)
+        reducer = GradientReducer([parameter])
+        reducer.attach(optimizer)
+        parameter.sum().backward()
+        reducer.synchronize()
+        optimizer.zero_grad()  # and no step
+        with reducer.no_sync():
+            (parameter * (rank + 1)).sum().backward()
+        optimizer.step()
+        return parameter.item()
+
+    assert run_threads(2, on_rank) == [-1.5, -1.5]
+
+
 def test_a_step_after_one_backward_too_many_may_be_followed_by_a_right_one(
     run_threads: RunThreads,
 ) -> None:
