@@ -72,6 +72,9 @@ class RankWorld(Protocol):
     def default(self) -> GroupFacts | None:
         """The default group."""
 
+    def owns(self, group: GroupFacts) -> bool:
+        """Return whether ``group`` is of the world as it is, and not from before it was destroyed."""
+
     def check_loop(self) -> None:
         """Raise InvalidUsageError outside the event loop of this world."""
 

@@ -7,9 +7,11 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from aiodist.deadline import SIGNAL_SECONDS
 from aiodist.errors import (
     DistError,
     GroupClosedError,
@@ -192,7 +194,12 @@ class GroupLifecycle(ABC):
             self._spread(error, heard)
 
     def _in_loop(self, act: Callable[[], None]) -> None:
-        """Call ``act`` in the loop's thread, now; in another thread wait until that is done."""
+        """Call ``act`` in the loop's thread, now; in another thread wait until that is done.
+
+        Do nothing where the world has ended, or is another one by now.
+        """
+        if not self.world.owns(self):
+            return
         loop = self.world.loop
         if asyncio._get_running_loop() is loop:
             act()
@@ -205,8 +212,11 @@ class GroupLifecycle(ABC):
             finally:
                 done.set()
 
-        loop.call_soon_threadsafe(there)
-        done.wait()
+        with suppress(RuntimeError):  # the loop is closed: so is the group
+            loop.call_soon_threadsafe(there)
+        # A loop that ends at this moment calls nothing any more.
+        while not done.wait(SIGNAL_SECONDS) and not loop.is_closed():
+            pass
 
     def close(self, error: GroupClosedError) -> None:
         """Fail what is under way and what comes later: the group is destroyed or aborted."""

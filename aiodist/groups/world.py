@@ -25,7 +25,7 @@ from aiodist.groups.deferred import starting_in
 from aiodist.groups.diagnostics import explained
 from aiodist.groups.group_agreements import GONE
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
-from aiodist.groups.group_facts import EndingGroup
+from aiodist.groups.group_facts import EndingGroup, GroupFacts
 from aiodist.groups.handle import Group, GroupHandle
 from aiodist.groups.host_placement import place
 from aiodist.groups.membership_events import Membership
@@ -269,12 +269,16 @@ class World:
         if not isinstance(group, GroupHandle):
             raise TypeError(f"group must be a ProcessGroup, not {type(group).__name__}")
         chosen = group._engine
-        if chosen.world is not self:
+        if chosen.world is not self or (self._endpoint is not None and not self.owns(chosen)):
             raise InvalidUsageError(
                 f"group {chosen.group_name!r} was made by another rank of this process, or before "
                 "destroy_process_group(); make a new one"
             )
         return chosen
+
+    def owns(self, group: GroupFacts) -> bool:
+        """Return whether ``group`` is of this world as it is, and not as it was before `clear`."""
+        return group.world is self and group.endpoint is self._endpoint
 
     def group(self, group: Group | None) -> GroupEngine:
         """As `find`, to start operations of the backend; also refuses a rank outside the group.

@@ -252,7 +252,10 @@ class Portal:
         call = CrossThreadCall(on_callers_stream(function), blocks)
         try:
             _hand_over(loop, call.start)
-            acquire(call.ended)
+            while not acquire(call.ended, SIGNAL_SECONDS):
+                # A loop that ends at this moment calls nothing any more.
+                if loop.is_closed() and not call.ended.acquire(False):
+                    raise NotInitializedError(_CLOSED)
         except BaseException:
             with suppress(RuntimeError):  # the loop is closed: all operations have ended
                 loop.call_soon_threadsafe(call.cancel)
@@ -583,7 +586,7 @@ def _run_to_end(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(None)
 
 
-_CLOSED = "Default process group has not been initialized: another thread has just destroyed it."
+_CLOSED = "Default process group has not been initialized: it has just been destroyed."
 
 # One for the process. As with worlds, a context may have its own.
 _current: ContextVar[Portal] = ContextVar("aiodist_portal", default=Portal())  # noqa: B039

@@ -381,7 +381,7 @@ class PrefixStore(Store):
         return self._beneath
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set how long `get` and `wait` of the whole store wait for keys.
+        """Set how long ``get`` and ``wait`` of the whole store wait for keys.
 
         Args:
             timeout: Seconds or a timedelta; ``math.inf`` is no limit.
@@ -390,7 +390,7 @@ class PrefixStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait for keys: the timeout of the whole store."""
+        """How long ``get`` and ``wait`` wait for keys: the timeout of the whole store."""
         return self._beneath.timeout
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

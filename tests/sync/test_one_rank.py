@@ -26,6 +26,21 @@ def test_a_receive_is_refused_where_no_other_rank_can_send() -> None:
         dist.irecv(torch.ones(1))
 
 
+def test_a_group_from_before_destroy_is_of_no_effect_on_the_next_one() -> None:
+    old = dist.group.WORLD
+    for _ in range(2):
+        dist.destroy_process_group()
+        old.revoke()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for call in (dist.barrier, dist.destroy_process_group, dist.get_world_size):
+            with pytest.raises(dist.InvalidUsageError, match="before destroy_process_group"):
+                call(group=old)
+        old.revoke()
+        old.abort()
+        dist.barrier()
+        assert dist.get_world_size() == 1
+
+
 def test_a_collective_returns_none_or_a_work() -> None:
     tensor = torch.ones(3)
     assert dist.all_reduce(tensor) is None
