@@ -158,7 +158,8 @@ async def collect_ranks(
     @contextmanager
     def noted(rank: int) -> Iterator[None]:
         try:
-            yield
+            with _cancelled_by_others():
+                yield
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
                 error.add_note(f"run_ranks: rank {rank} of {size} raised this")
@@ -194,6 +195,23 @@ async def collect_ranks(
     except BaseExceptionGroup:
         assert failures  # each rank has noted its own
     return ([] if failures else [task.result() for task in tasks]), failures
+
+
+@contextmanager
+def _cancelled_by_others() -> Iterator[None]:
+    """Raise RuntimeError where the block ends with the CancelledError of what it cancelled itself.
+
+    It would end the rank's task as if somebody had cancelled that, and the other ranks would wait on.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            raise RuntimeError(
+                "the rank ended with CancelledError, and nobody cancelled it"
+            ) from error
+        raise
 
 
 def _called(fn: Callable[[int], Awaitable[T]], rank: int) -> Awaitable[T]:

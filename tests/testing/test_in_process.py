@@ -39,6 +39,19 @@ async def test_an_unknown_transport_is_refused_and_the_known_ones_are_named() ->
         await run_ranks(2, lambda rank: dist.barrier(), "tpc")
 
 
+async def test_a_rank_that_ends_by_what_it_cancelled_has_failed() -> None:
+    async def body(rank: int) -> None:
+        if rank == 1:
+            await dist.recv_object(0)
+        work = dist.recv_object(1)
+        work.cancel()
+        await work
+
+    with pytest.raises(RuntimeError, match="ended with CancelledError, and nobody") as caught:
+        await run_ranks(2, body)
+    assert caught.value.__notes__ == ["run_ranks: rank 0 of 2 raised this"]
+
+
 async def test_an_error_before_the_body_is_raised_and_not_the_cancellation_of_the_others() -> None:
     def wrap(rank: int, transport: Transport) -> Transport:
         if rank == 1:
