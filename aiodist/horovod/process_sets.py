@@ -23,6 +23,7 @@ class ProcessSet:
             raise TypeError(f"ranks are ints, not {list(ranks)!r}")
         self._ranks = sorted(ranks)
         self._group: Group | None = None
+        self._session: object = None  # that it was last in use in
         self.process_set_id: int | None = None
         """A number for messages, from 1 on; None before `add_process_set` and after removal."""
 
@@ -95,9 +96,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         CollectiveError: What `aiodist.new_group` raises.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    if made.process_set_id is not None:
-        raise InvalidUsageError(f"{made} is in use already")
     session = job.session()
+    if made.process_set_id is not None and made._session in (None, session):
+        raise InvalidUsageError(f"{made} is in use already")
+    made._session = session
     made._group = dist.new_group(made.ranks)
     session.process_sets += 1
     made.process_set_id = session.process_sets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from typing import Any
 
@@ -41,7 +42,13 @@ def all_reduce_sparse(
             tensor.copy_(total.coalesce())
 
     def sparse(where: Any, what: Any) -> Any:
-        entries = len(where) // (8 * mine.sparse_dim())
+        # Where no dimension is sparse there are no indices, and the values say how many entries there are.
+        each, data = (
+            (8 * mine.sparse_dim(), where)
+            if mine.sparse_dim()
+            else (mine.values().itemsize * math.prod(mine.shape), what)
+        )
+        entries = len(data) // each if each else 0
         places = _tensor(where, torch.int64).view(mine.sparse_dim(), entries)
         numbers = _tensor(what, mine.dtype).view(entries, *mine.values().shape[1:])
         return torch.sparse_coo_tensor(places, numbers, mine.shape, check_invariants=False)

@@ -296,5 +296,19 @@ def test_init_takes_process_sets_and_no_communicator(run_threads: Callable[..., 
         only = hvd.ProcessSet([1])
         hvd.init(process_sets=[only])
         assert only.size() == 1
+        with pytest.raises(InvalidUsageError, match="in use already"):
+            hvd.add_process_set(only)
 
     run_threads(2, on_rank)
+
+
+def test_a_process_set_may_be_used_in_the_next_job(run_threads: Callable[..., list[Any]]) -> None:
+    def on_rank(rank: int) -> None:
+        everybody = hvd.ProcessSet([0])
+        for is_last in (False, True):
+            hvd.init(process_sets=[everybody])
+            assert float(hvd.allreduce(torch.ones(1), process_set=everybody)) == 1
+            if not is_last:
+                hvd.shutdown()
+
+    run_threads(1, on_rank)

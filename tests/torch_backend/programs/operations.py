@@ -187,6 +187,11 @@ def reductions(rank: int, size: int) -> None:
         sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,), check_invariants=True)
         dist.all_reduce(sparse)
         assert sparse.to_dense().tolist() == [1.0] * size
+    for dense in ((), (2,)):  # no dimension is sparse
+        nowhere = torch.zeros((0, 1), dtype=torch.int64)
+        sparse = torch.sparse_coo_tensor(nowhere, torch.ones((1, *dense)), dense)
+        dist.all_reduce(sparse)
+        assert sparse.to_dense().tolist() == torch.full(dense, float(size)).tolist()
 
 
 def other_dtypes(rank: int, size: int) -> None:
