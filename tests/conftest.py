@@ -151,7 +151,7 @@ def _children() -> frozenset[int]:
 
 def _parent(pid: int) -> int | None:
     try:
-        stat = (PROC / str(pid) / "stat").read_text()
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None  # it ended while we looked
     # "pid (name) state parent ...", and the name may hold spaces and parentheses itself.

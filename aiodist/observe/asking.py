@@ -55,7 +55,7 @@ def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
     if table is None:
         if not _TABLE.exists():
             raise InvalidUsageError(f"running jobs are found by {_TABLE}, which this system lacks")
-        table = _TABLE.read_text()
+        table = _TABLE.read_text(errors="replace")  # others give their sockets any bytes as a name
     found: dict[str, dict[int, Place]] = {}
     for line in table.splitlines():
         match = _NAME.search(line)
@@ -205,6 +205,7 @@ def _why_silent(pid: int, error: BaseException, seconds: float) -> str:
 def _state(pid: int) -> str:
     """Return the letter for the process's state in /proc, or "" if the process has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        # The system cuts a process's name, perhaps in the middle of a character.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return ""

@@ -57,10 +57,10 @@ def start_time(pid: int) -> int | None:
     The time tells the process from a later one with the same id.
     """
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
+        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # "pid (name) state parent ...": the name may hold spaces and parentheses itself.
+    # "pid (name) state parent ...": the name may hold spaces and parentheses, and end in half a character.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in _GONE_STATES else int(fields[19])
 

@@ -1,14 +1,33 @@
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from aiodist.errors import DistStoreError
+from aiodist.observe.asking import _state
+from aiodist.rendezvous.mpi import _stat_fields
 from aiodist.store.participants import Participant, check_admission, start_time, this_host
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
+
+
+@linux
+def test_a_name_that_ends_in_half_a_character_is_read(tmp_path):
+    """The system cuts names to 15 bytes."""
+    name = tmp_path / "обучение_модели"
+    name.symlink_to(shutil.which("sleep"))
+    with subprocess.Popen([name, "60"]) as child:
+        try:
+            assert b"\xd0)" in Path(f"/proc/{child.pid}/stat").read_bytes()
+            assert start_time(child.pid) == start_time(child.pid) is not None
+            assert len(_stat_fields(child.pid)) > 20
+            assert _state(child.pid) in ("R", "S", "D")
+        finally:
+            child.kill()
 
 
 def test_this_process_lives():
