@@ -96,6 +96,8 @@ def _carry_out(command: str, rest: Sequence[str]) -> int:
         return USAGE_ERROR
     except BrokenPipeError:  # an OSError that `main` handles
         raise
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (DistError, OSError) as error:
         say(str(error))
         return 1

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 def check_kind(path: Path) -> None:
     """Raise InvalidUsageError for a picture that cannot be drawn."""
-    if path.suffix in (".png", ".jpg", ".pdf"):
+    if path.suffix.lower() in (".png", ".jpg", ".pdf"):
         raise InvalidUsageError(
             f"the picture is an SVG, which every browser shows: name it {path.stem}.svg"
         )
@@ -84,7 +84,7 @@ def write_trace(dump: Dump, path: Path, advice: str) -> str:
     ``advice``: how to get at the other jobs in the folder. Ranks that meet anew make one.
     """
     trace = chrome_trace(dump.parts)
-    is_picture = path.suffix == ".svg"
+    is_picture = path.suffix.lower() == ".svg"
     text = timeline(dump.parts) if is_picture else json.dumps(trace)
     path.write_text(text, encoding="utf-8")
     count = sum(len(part.operations) for part in dump.parts.values())

@@ -14,7 +14,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.launch.counting import process_count
 from aiodist.launch.outlets import OutputOptions
 from aiodist.launch.remote.host_list import HostSlots, parse_hosts, read_hostfile, take_slots
-from aiodist.launch.spec import JobSpec
+from aiodist.launch.spec import MOST_RANKS, JobSpec
 from aiodist.launch.target import module_program, plain_program, script_program
 
 _COUNT = re.compile(r"(?:-np?|--np|--nproc[-_]per[-_]node)(?:$|=|\d)")
@@ -27,9 +27,6 @@ _OF_A_RANK = frozenset(
 
 _NEAR = 0.75
 """How alike an option and a mistyped one are, dashes included: --tranport is not meant as --master-port."""
-
-_MOST_RANKS = 1 << 20
-"""No job has so many: a longer list is a slip."""
 
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
@@ -256,7 +253,7 @@ def _rank_list(text: str) -> frozenset[int]:
         first, dash, last = part.strip().partition("-")
         if not dash:
             last = first
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < _MOST_RANKS):
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MOST_RANKS):
             raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 0 or 0,4-7")
         found.update(range(int(first), int(last) + 1))
     return frozenset(found)

@@ -14,6 +14,9 @@ from aiodist.launch.environment import INHERITED_FROM_AN_OUTER_JOB, job_identity
 from aiodist.launch.outlets import OutputOptions
 from aiodist.launch.remote.host_list import HostSlots
 
+MOST_RANKS = 1 << 20
+"""No job has so many: a larger number is a slip."""
+
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,48}")
 
 DEFAULT_MASTER_PORT = 29500
@@ -93,6 +96,10 @@ class JobSpec:
             raise InvalidUsageError(
                 f"the master port must be from 1 to 65535, not {self.master_port}"
             )
+        if self.world_size > MOST_RANKS:
+            raise InvalidUsageError(
+                f"a job has at most {MOST_RANKS:,} ranks, not {self.world_size:,}"
+            )
         if self.max_restarts < 0:
             raise InvalidUsageError(
                 f"the number of restarts must be 0 or more, not {self.max_restarts}"
@@ -106,7 +113,7 @@ class JobSpec:
                 "--raw leaves the output to the ranks themselves: leave it out, or --log-dir, "
                 "--show-ranks and --fold"
             )
-        if unknown := sorted((self.output.shown or set()) - set(range(self.world_size))):
+        if unknown := sorted(rank for rank in self.output.shown or () if rank >= self.world_size):
             raise InvalidUsageError(
                 f"--show-ranks: there is no rank {unknown[0]} in a job of ranks 0 to "
                 f"{self.world_size - 1}"

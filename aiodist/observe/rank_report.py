@@ -168,7 +168,14 @@ def decode_report(data: bytes) -> RankReport:
             ),
             samples=tuple(_made(ClockSample, each) for each in facts["samples"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ProtocolError(f"this is no part of a dump: {error!r}") from None
 
 

@@ -62,6 +62,7 @@ MISTAKES = [
     (["run", "folder"], "'folder' is a directory without a __main__.py"),
     (["run", "-n", "0", "train.py"], "must be at least 1, not 0"),
     (["run", "-n", "-3", "train.py"], "must be at least 1, not -3"),
+    (["run", "-n", "99999999999", "train.py"], "at most 1,048,576 ranks, not 99,999,999,999"),
     (["run", "-n", "two", "train.py"], "a number, 'cpu', 'gpu' or 'auto', not 'two'"),
     (["run", "-n"], "expected one argument"),
     (["run", "-n", "2"], "no script is named; it goes after the options: aiodist run ... train.py"),
