@@ -37,7 +37,7 @@ class Pending(Generic[T]):
     def fail(self, error: BaseException) -> None:
         if not self.done:
             self.error = error
-            self.complete(None)  # type: ignore[arg-type]  # nobody asks for the value beside an error
+            self.complete(None)  # type: ignore[arg-type]  # beside an error there is no value
 
     def __await__(self) -> Generator[Pending[T], None, T]:
         if not self.done:

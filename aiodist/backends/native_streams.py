@@ -88,11 +88,10 @@ class Stream(ObjectStream):
         self._items = 0  # credit
         self._bytes = 0
         self._writers: deque[asyncio.Future[None]] = deque()
-        # Of sends that have to wait, so that none overtakes another.
+        # Of sends that have to wait, so that none overtakes another: how many have the lock or wait for
+        # it, and so also the one that is woken and has not gone on yet.
         self._send_lock = asyncio.Lock()
-        self._in_line = (
-            0  # sends that have it or wait for it, also one that is woken and not there yet
-        )
+        self._in_line = 0
         self._batch: list[bytes] = []  # lengths and envelopes, in turn
         self._batch_bytes = 0
         self._ended = False

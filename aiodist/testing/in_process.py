@@ -201,7 +201,7 @@ async def collect_ranks(
 def _cancelled_by_others() -> Iterator[None]:
     """Raise RuntimeError where the block ends with the CancelledError of what it cancelled itself.
 
-    It would end the rank's task as if somebody had cancelled that, and the other ranks would wait on.
+    That would end the rank's task like a cancellation of the task, and the other ranks would wait on.
     """
     try:
         yield
@@ -209,7 +209,7 @@ def _cancelled_by_others() -> Iterator[None]:
         task = asyncio.current_task()
         if task is not None and not task.cancelling():
             raise RuntimeError(
-                "the rank ended with CancelledError, and nobody cancelled it"
+                "the rank ended with CancelledError, and its task was not cancelled"
             ) from error
         raise
 

@@ -47,7 +47,9 @@ async def test_a_rank_that_ends_by_what_it_cancelled_has_failed() -> None:
         work.cancel()
         await work
 
-    with pytest.raises(RuntimeError, match="ended with CancelledError, and nobody") as caught:
+    with pytest.raises(
+        RuntimeError, match="ended with CancelledError, and its task was not"
+    ) as caught:
         await run_ranks(2, body)
     assert caught.value.__notes__ == ["run_ranks: rank 0 of 2 raised this"]
 

@@ -37,7 +37,7 @@ async def test_blocking_functions_run_in_a_thread_for_each_rank(transport: str) 
     assert results == [(total, list(range(SIZE)), f"rank {rank}") for rank in range(SIZE)]
 
 
-async def test_what_does_not_block_starts_in_the_loop_as_well(
+async def test_operations_that_do_not_block_start_in_the_loop_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start, threads = GroupEngine.start, set()
