@@ -220,6 +220,8 @@ class World:
             self._closed.add(forgotten)
 
     def remove(self, group: GroupEngine) -> None:
+        if not self.owns(group):
+            return  # it ended with an earlier world, and this one may have a group of its id
         group.close(
             GroupClosedError(
                 f"group {group.group_name!r} was destroyed; make a new one", group=group.group_name
@@ -269,7 +271,8 @@ class World:
         if not isinstance(group, GroupHandle):
             raise TypeError(f"group must be a ProcessGroup, not {type(group).__name__}")
         chosen = group._engine
-        if chosen.world is not self or (self._endpoint is not None and not self.owns(chosen)):
+        is_stale = self._endpoint is not None and not self.owns(chosen)
+        if chosen.world is not self or (is_stale and not chosen.is_closed):  # a closed one says so
             raise InvalidUsageError(
                 f"group {chosen.group_name!r} was made by another rank of this process, or before "
                 "destroy_process_group(); make a new one"
