@@ -73,8 +73,8 @@ class World:
         self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
         self._early_fingerprints: dict[int, dict[int, tuple[int, bytes]]] = {}  # by group and rank
         self._names: dict[str, int] = {}
-        self._incarnations: dict[int, int] = {}  # how often each group has been made
-        self.allow_pickle = False  # of objects, where an operation does not say
+        self._incarnations: dict[int, int] = {}  # how often each group has been made.
+        self.allow_pickle = False  # of objects, where an operation does not say.
         self.opening = False  # init_process_group is under way
         self.destroyed = False  # its user has closed it, and made no new one since
         self.is_child = False  # of a process that had one when it forked, and has made none since

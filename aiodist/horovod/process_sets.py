@@ -23,9 +23,17 @@ class ProcessSet:
             raise TypeError(f"ranks are ints, not {list(ranks)!r}")
         self._ranks = sorted(ranks)
         self._group: Group | None = None
-        self._session: object = None  # that it was last in use in
-        self.process_set_id: int | None = None
-        """A number for messages, from 1 on; None before `add_process_set` and after removal."""
+        self._session: job.Session | None = None  # in which it was made ready
+        self._number = 0
+
+    @property
+    def process_set_id(self) -> int | None:
+        """A number for messages, from 1 on; None where the set is not in use.
+
+        It is in use from `add_process_set` to `remove_process_set`, or to the end of the job.
+        """
+        is_in_use = job.is_initialized() and self._session is job.session()
+        return self._number if is_in_use else None
 
     @property
     def ranks(self) -> list[int]:
@@ -71,7 +79,11 @@ class GlobalProcessSet(ProcessSet):
 
     def __init__(self) -> None:
         super().__init__([])
-        self.process_set_id = 0
+
+    @property
+    def process_set_id(self) -> int:
+        """Always 0."""
+        return 0
 
     @property
     def ranks(self) -> list[int]:
@@ -96,13 +108,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         CollectiveError: What `aiodist.new_group` raises.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    session = job.session()
-    if made.process_set_id is not None and made._session in (None, session):
+    if made.process_set_id is not None:
         raise InvalidUsageError(f"{made} is in use already")
-    made._session = session
+    session = job.session()
     made._group = dist.new_group(made.ranks)
     session.process_sets += 1
-    made.process_set_id = session.process_sets
+    made._session, made._number = session, session.process_sets
     return made
 
 
@@ -119,8 +130,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     if process_set.included():
         dist.destroy_process_group(process_set.group())
-    process_set.process_set_id = None
-    process_set._group = None
+    process_set._session = process_set._group = None
     return True
 
 

@@ -197,8 +197,14 @@ def _start(
             future.cancel()
         give_back()
         raise
-    # Where an argument of the task fails, the task never gets to the worker, which keeps the port.
-    futures[0].add_done_callback(lambda future: future.status == "error" and give_back())
+
+    def ended(future: distributed.Future) -> None:
+        if (
+            future.status == "error"
+        ):  # perhaps an argument's, and then the worker never gets the task
+            give_back()
+
+    futures[0].add_done_callback(ended)
     return futures, ordered
 
 

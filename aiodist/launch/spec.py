@@ -27,7 +27,7 @@ it."""
 class Place(NamedTuple):
     """A rank, its number among the ``local_size`` ranks of its host, and the number of that host.
 
-    The machine of the launcher has no number: there ``host`` is None.
+    ``host`` is None for the machine of the launcher, which has no number.
     """
 
     rank: int
@@ -113,7 +113,9 @@ class JobSpec:
                 "--raw leaves the output to the ranks themselves: leave it out, or --log-dir, "
                 "--show-ranks and --fold"
             )
-        if unknown := sorted(rank for rank in self.output.shown or () if rank >= self.world_size):
+        if unknown := sorted(
+            rank for rank in self.output.shown or () if not 0 <= rank < self.world_size
+        ):
             raise InvalidUsageError(
                 f"--show-ranks: there is no rank {unknown[0]} in a job of ranks 0 to "
                 f"{self.world_size - 1}"

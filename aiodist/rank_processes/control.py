@@ -11,7 +11,7 @@ import importlib
 import io
 import struct
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
 from types import CodeType
@@ -22,6 +22,28 @@ HEAD_BYTES = _HEAD.size
 
 END_MARK = b"\0aiodist: end of call\0\n"
 """What a rank writes to stdout and stderr after each call: all output of the call stands before it."""
+
+
+class MarkedOutput:
+    """Cuts what a rank writes to one stream at each `END_MARK`, and else behind line feeds."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+        """What is held back: it has neither a line feed nor a whole mark."""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield pieces, with whether a mark follows. Each byte is searched twice at the most."""
+        rest = self.rest
+        begin = max(len(rest) - len(END_MARK), 0)
+        rest += data
+        while (end := rest.find(END_MARK, begin)) >= 0:
+            piece, begin = bytes(rest[:end]), 0
+            del rest[: end + len(END_MARK)]
+            yield piece, True
+        whole = rest.rfind(b"\n", begin) + 1
+        piece = bytes(rest[:whole])
+        del rest[:whole]
+        yield piece, False
 
 
 class FrameKind(IntEnum):

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from aiodist.errors import PeerLostError
 from aiodist.rank_processes import worker
-from aiodist.rank_processes.control import END_MARK, HEAD_BYTES, FrameKind, decode_head, encode
+from aiodist.rank_processes.control import HEAD_BYTES, FrameKind, MarkedOutput, decode_head, encode
 
 Answer = asyncio.Task[tuple[FrameKind, bytes]]
 """Waits for the answer of a call: its kind and its payload."""
@@ -184,23 +184,18 @@ class RankProcess:
     async def _pump(self, stream: asyncio.StreamReader, target: str) -> None:
         """Show whole lines of ``stream``, and report each `END_MARK`."""
         which = 0 if target == "stdout" else 1
-        held = bytearray()
+        output = MarkedOutput()
         while data := await stream.read(_READ_BYTES):
-            # Neither a line feed nor a whole mark is in what is held: each byte is searched once, or twice.
-            begin = max(len(held) - len(END_MARK), 0)
-            held += data
-            while (end := held.find(END_MARK, begin)) >= 0:
-                text, begin = bytes(held[:end]), 0
-                del held[: end + len(END_MARK)]
-                self._show(text + b"\n" if text and not text.endswith(b"\n") else text, target)
-                self._marks[which].put_nowait(None)
-            whole = held.rfind(b"\n", begin) + 1
-            self._show(bytes(held[:whole]), target)
-            del held[:whole]
-        self._show(bytes(held) + b"\n" if held else b"", target)
+            for piece, is_end in output.feed(data):
+                self._show(piece, target)
+                if is_end:
+                    self._marks[which].put_nowait(None)
+        self._show(bytes(output.rest), target)
 
     def _show(self, text: bytes, target: str) -> None:
         if text and self._output_error is None:
+            if not text.endswith(b"\n"):
+                text += b"\n"
             stream: TextIO = getattr(sys, target)
             try:
                 self.context.run(self._output, self.number, text.decode(errors="replace"), stream)

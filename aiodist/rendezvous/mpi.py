@@ -88,9 +88,8 @@ def _parent_of_rank(pid: int, rank_variable: str) -> int | None:
 def _stat_fields(pid: int) -> list[str]:
     """Return /proc/<pid>/stat from the process's state on: [1] is its parent, [19] its start time."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text(
-            errors="replace"
-        )  # a name may end in half a character
+        # The process's name may end in half a character.
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return []
     return text.rpartition(")")[2].split()

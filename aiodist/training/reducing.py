@@ -82,9 +82,9 @@ class Reducer(ABC):
                 get a sparse gradient back.
 
         Raises:
-            InvalidUsageError: There is nothing to train, ``op`` is another one, a number is not
-                positive or not finite, a parameter stands there twice, is computed from others or has
-                another reducer, or this rank is outside the group.
+            InvalidUsageError: There is nothing to train, or ``op`` is another one. A number is not
+                positive or not finite. A parameter stands there twice, is computed from others or has
+                another reducer. Or this rank is outside the group.
             TypeError: An argument has a wrong type.
             NotInitializedError: There is no default group.
         """

@@ -307,8 +307,10 @@ def test_a_process_set_may_be_used_in_the_next_job(run_threads: Callable[..., li
         everybody = hvd.ProcessSet([0])
         for is_last in (False, True):
             hvd.init(process_sets=[everybody])
+            assert everybody.size() == everybody.process_set_id == 1
             assert float(hvd.allreduce(torch.ones(1), process_set=everybody)) == 1
             if not is_last:
                 hvd.shutdown()
+                assert everybody.size() is None
 
     run_threads(1, on_rank)

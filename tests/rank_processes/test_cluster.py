@@ -450,7 +450,7 @@ async def test_processes_that_a_rank_has_started_hold_nothing_up() -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether the process has not ended; one that nobody has waited for is a zombie."""
+    """Whether the process has not ended; until its parent waits for it, it is a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

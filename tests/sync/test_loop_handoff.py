@@ -146,7 +146,7 @@ def test_one_thread_drives_at_a_time(handoff: Any) -> None:
 @pytest.mark.parametrize("leave", ["call_soon", "call_later", "call_soon_threadsafe"])
 @pytest.mark.parametrize("deep", [False, True], ids=["just used", "long unused"])
 @pytest.mark.parametrize("handoff", [False, True], indirect=True)
-def test_what_a_call_leaves_to_the_loop_is_done(handoff: Any, leave: str, deep: bool) -> None:
+def test_callbacks_that_a_call_schedules_are_called(handoff: Any, leave: str, deep: bool) -> None:
     until(handoff.acquire)
     handoff.give_back()
     if deep:
@@ -647,7 +647,7 @@ def test_a_signals_handler_may_call_the_api_while_a_call_sleeps(
     assert called == ["called" if kind == "coroutine" else "ended"]
 
 
-def test_what_the_last_turn_leaves_to_the_next_one_is_done_before_the_call_returns(
+def test_callbacks_of_the_last_turn_are_called_before_the_call_returns(
     sleeps_long: None, handoff: Any
 ) -> None:
     ended, done = locked(), threading.Event()

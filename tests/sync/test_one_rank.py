@@ -246,7 +246,7 @@ def test_pickle_is_allowed_for_all_operations_at_once(
         dist.init_process_group(rank=0, world_size=1)
 
 
-def test_what_has_completed_leaves_the_loops_thread_asleep(
+def test_a_completed_operation_does_not_wake_the_loops_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     woken: list[str] = []

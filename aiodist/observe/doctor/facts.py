@@ -118,10 +118,8 @@ def _own_name() -> tuple[tuple[str, ...], float]:
     began = monotonic()
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except (
-        OSError,
-        UnicodeError,
-    ):  # the resolver's codec refuses a label of more than 63 characters
+    except (OSError, UnicodeError):
+        # UnicodeError: the resolver's codec refuses a label of more than 63 characters.
         found = []
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
     return tuple(addresses), monotonic() - began
