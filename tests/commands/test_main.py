@@ -119,6 +119,15 @@ def test_mistakes(argv, words, specs, capfd):
     assert specs == []
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capfd):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiodist.commands.doctor.main", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_early_launcher_wants_use_env_with_no_python(specs, capfd):
     assert start(launch_parser(), ["--no_python", "true"]) == 2
     assert "--no_python needs --use_env" in capfd.readouterr().err

@@ -40,6 +40,8 @@ def broken(**changes: object) -> bytes:
         broken(identity={"rank": 1}),
         broken(identity=None),
         broken(clock="noon"),
+        broken(clock="x").replace(b'"x"', b"1e400"),
+        b"[" * 100_000,
         broken(operations=[{}]),
         broken(operations=[1]),
         broken(groups={"a": 1}),

@@ -18,6 +18,7 @@ import pytest
 import aiodist as dist
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.world import current_world
+from aiodist.observe import asking
 from aiodist.observe.asking import Place, ask_job, choose_job, jobs_here
 from aiodist.observe.server import Server
 from aiodist.observe.wait_graph import judge
@@ -250,6 +251,15 @@ def test_jobs_are_found_in_the_kernels_table() -> None:
     with pytest.raises(InvalidUsageError, match="no job of yours runs"):
         choose_job({}, None)
     assert choose_job({"only": []}, None) == "only"
+
+
+def test_a_socket_of_any_bytes_as_its_name_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "unix"
+    table.write_bytes(TABLE.format(uid=os.geteuid()).encode() + b"000: 2 0 1 1 01 7 @caf\xe9\n")
+    monkeypatch.setattr(asking, "_TABLE", table)
+    assert sorted(jobs_here()) == ["job-a", "job-b"]
 
 
 def test_a_tag_is_no_other_tag_that_begins_so() -> None:

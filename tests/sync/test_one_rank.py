@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 import aiodist.sync as dist
+from aiodist.errors import NotInitializedError
+from aiodist.groups.world import current_world
 from aiodist.sync.loop_handoff import LoopHandoff
 from aiodist.sync.portal import portal
 
@@ -39,6 +42,24 @@ def test_a_group_from_before_destroy_is_of_no_effect_on_the_next_one() -> None:
         old.abort()
         dist.barrier()
         assert dist.get_world_size() == 1
+
+
+def test_a_call_that_the_end_of_the_loop_has_overtaken_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its loop takes what another thread hands over, ends, and calls nothing any more."""
+    ended = asyncio.new_event_loop()
+    ended.close()
+    monkeypatch.setattr("aiodist.sync.portal._hand_over", lambda *_: None)
+    with pytest.raises(NotInitializedError):
+        portal()._call(ended, lambda: None, True)
+    group, own = current_world().default, current_world().its_loop
+    assert group is not None
+    monkeypatch.setattr(ended, "call_soon_threadsafe", lambda _: None)
+    current_world().its_loop = ended
+    group.revoke()
+    current_world().its_loop = own
+    dist.barrier()
 
 
 def test_a_collective_returns_none_or_a_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,13 @@ def test_an_ill_is_found_and_something_can_be_done(
 def test_findings_between_hosts_are_not_reported_for_one_host() -> None:
     alone = replace(HEALTHY, resolved=("127.0.0.1",), chosen=("127.0.0.1",), has_secret=False)
     assert worst(examine(alone, several=False)) == OK
+
+
+def test_a_host_name_that_the_resolver_cannot_encode_has_no_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
+    assert look({}).resolved == ()
 
 
 def test_unlimited_files_are_enough() -> None:
