@@ -52,3 +52,4 @@ def test_a_group_ends_in_the_loop_of_a_coroutine_that_an_ordinary_function_retur
                 assert call_and_leave(logged, (), variables) == 1
         assert not world.is_initialized
         assert world.its_loop is None
+        assert world.destroyed, "in its own loop, and not given up after that had ended"
