@@ -45,6 +45,11 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """``aiodist doctor ...``; returns the exit code: 1 where ranks would fail."""
     args = parser().read(argv)
+    if args.nnodes < 1 or not 0 <= args.node_rank < args.nnodes:
+        raise InvalidUsageError(
+            f"node {args.node_rank} of {args.nnodes} hosts: there must be one host at least, and the "
+            "numbers of hosts go from 0 to one below --nnodes"
+        )
     if (args.nnodes > 1) != (args.master is not None):
         raise InvalidUsageError(
             "--master and --nnodes go together: give both, and start this on each host, or none"

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
             found = report.rows(operation, args.ranks, args.sizes, parameters, left_out)
         else:
             found = report.rows_over_hosts(
-                operation, args.ranks, args.per_host, args.sizes, parameters
+                operation, args.ranks, args.per_host, args.sizes, parameters, left_out
             )
         table = list(found)
         if args.markdown:

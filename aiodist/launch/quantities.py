@@ -7,6 +7,9 @@ import re
 from types import MappingProxyType
 
 _SIZE = re.compile(r"(\d+)\s*(|B|K|KiB|M|MiB|G|GiB)")
+MOST_BYTES = 1 << 50
+"""The most bytes that a command line may name: 1 PiB."""
+
 _FACTORS = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 
@@ -26,6 +29,8 @@ def sizes(text: str) -> list[int]:
         if match is None:
             raise argparse.ArgumentTypeError(f"{part!r} is no number of bytes: write 4, 64K or 16M")
         nbytes = int(match[1]) * _FACTORS[match[2][:1].replace("B", "")]
+        if nbytes > MOST_BYTES:
+            raise argparse.ArgumentTypeError(f"{part!r} is more than 1 PiB")
         found.append(-(-nbytes // 4) * 4)
     return found
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import DistError
@@ -479,8 +479,8 @@ class Launcher:
                 self._console.close()
             else:
                 self._console.flush()
-        except OSError:
-            self._lose_output()
+        except OSError as error:
+            self._lose_output(error)
 
     def _conclude(self) -> int:
         if self._signal is not None:
@@ -524,12 +524,17 @@ class Launcher:
             try:
                 self._outlets.release()
                 self._console.say(text)
-            except OSError:
-                self._lose_output()
+            except OSError as error:
+                self._lose_output(error)
 
-    def _lose_output(self) -> None:
+    def _lose_output(self, error: OSError) -> None:
         """End the ranks: the output's reader has gone, the terminal has hung up, or the disk is full."""
         self._output_lost = True
+        if not isinstance(error, BrokenPipeError):  # as all programs, silent if the reader has gone
+            with suppress(OSError):
+                self._console.say(
+                    f"aiodist: the output cannot be written ({error.strerror}): the ranks are stopped"
+                )
         self._stop(signal.SIGTERM)
 
 

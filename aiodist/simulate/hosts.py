@@ -16,6 +16,10 @@ from aiodist.simulate.board import Memory, SimulatedShm
 from aiodist.simulate.loggps import NETWORKS, Parameters
 from aiodist.simulate.network import Network, Rank
 from aiodist.simulate.programs import ITEMSIZE, call_of, lengths_of, program
+from aiodist.simulate.runs import MOST_BLOCKS
+
+MOST_STEPS = 1 << 15
+"""The most pieces of all ranks together: more would take minutes."""
 
 FLAT = "flat"
 """As if there were no hosts: what the table for all ranks chooses."""
@@ -74,6 +78,15 @@ def simulate_hosts(
     ]
     sent = max(by_host, key=lambda traffic: (traffic.nbytes, traffic.messages))
     return HostsOutcome(algorithm, seconds, sent, crossed == formula)
+
+
+def takes_minutes(operation: str, algorithm: str, topology: HostTopology, nbytes: int) -> bool:
+    """Whether `simulate_hosts` would take minutes for this."""
+    size = sum(map(len, topology.hosts))
+    if size * len(lengths_of(operation, size, 0)) > MOST_BLOCKS:
+        return True
+    pieces = 0 if algorithm == FLAT else nbytes // _piece(operation, algorithm, topology, nbytes)
+    return size * (1 + pieces) > MOST_STEPS
 
 
 def algorithms_over_hosts(operation: str) -> list[str]:

@@ -11,6 +11,7 @@ from aiodist.simulate.hosts import (
     hosts_of,
     selected_over_hosts,
     simulate_hosts,
+    takes_minutes,
 )
 from aiodist.simulate.loggps import Parameters
 from aiodist.simulate.programs import Algorithm
@@ -59,20 +60,23 @@ def rows_over_hosts(
     per_host: int,
     sizes: Sequence[int],
     parameters: Parameters,
+    left_out: list[str],
 ) -> Iterable[Row]:
     """The same for ranks of which ``per_host`` live on a host; messages and bytes between hosts.
 
-    "Bytes alone" is the time of the busiest host's bytes on its link.
+    "Bytes alone" is the time of the busiest host's bytes on its link. ``left_out``: as of `rows`.
     """
     sizes = [0] if operation == "barrier" else sizes
     for count in ranks:
         topology = hosts_of(count, per_host)
         for nbytes in sizes:
             chosen = selected_over_hosts(operation, topology, nbytes)
-            outcomes = [
-                simulate_hosts(operation, name, topology, nbytes, parameters)
-                for name in algorithms_over_hosts(operation)
-            ]
+            outcomes = []
+            for name in algorithms_over_hosts(operation):
+                if takes_minutes(operation, name, topology, nbytes):
+                    left_out.append(f"{name} on {count:,} ranks with {size(nbytes)}")
+                else:
+                    outcomes.append(simulate_hosts(operation, name, topology, nbytes, parameters))
             for outcome in sorted(outcomes, key=lambda o: o.seconds):
                 star = "*" if outcome.algorithm == chosen else ""
                 formula = "" if outcome.algorithm == FLAT else size(outcome.sent.nbytes)

@@ -515,10 +515,12 @@ def test_a_full_disk_ends_the_job_and_leaves_the_ranks_their_grace(sandbox, run_
         "while not (os.path.exists('up0') and os.path.exists('up1')): time.sleep(0.01)\n"
         "print('line', flush=True)\n" + WAIT
     )
-    with open("/dev/full", "wb") as full:
-        job = sandbox.start(*run_command, "-n", "2", script, stdout=full)
+    with open("/dev/full", "wb") as full, open(sandbox.folder / "told", "wb") as told:
+        job = sandbox.start(*run_command, "-n", "2", script, stdout=full, stderr=told)
     assert job.wait(sandbox.limit) == 141
     sandbox.wait_for("saved0", "saved1")
+    said = (sandbox.folder / "told").read_text()
+    assert "the output cannot be written (No space left on device)" in said
 
 
 def spec(*command: str, **options: object) -> JobSpec:

@@ -172,3 +172,16 @@ def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].split()[-5:] == ["4", "1", "MiB", "1", "MiB"]
     assert main(["simulate", "--per-host", "0"]) == USAGE_ERROR
     assert "one at least" in capsys.readouterr().err
+
+
+def test_what_would_take_minutes_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert over_hosts.takes_minutes("all_reduce", "leaders", hosts_of(512, 8), 64 << 20)
+    assert not over_hosts.takes_minutes("all_reduce", "leaders", hosts_of(256, 8), 1 << 20)
+    monkeypatch.setattr(over_hosts, "MOST_STEPS", 10)
+    assert main(["simulate", "all_reduce", "-n", "8", "-s", "1M", "--per-host", "4"]) == 0
+    told = capsys.readouterr()
+    assert [line.split()[3] for line in told.out.splitlines()[2:] if line] == ["stripes*", "flat"]
+    left_out = "leaders on 8 ranks with 1 MiB is left out: it would take minutes"
+    assert told.err == f"aiodist: all_reduce: {left_out}\n"
