@@ -196,7 +196,8 @@ class GroupLifecycle(ABC):
     def _in_loop(self, act: Callable[[], None]) -> None:
         """Call ``act`` in the loop's thread, now; in another thread wait until that is done.
 
-        Do nothing where the world has ended, or is another one by now.
+        A loop that does not run calls it when it runs again, and this does not wait. Do nothing
+        where the world has ended, or is another one by now.
         """
         if not self.world.owns(self):
             return
@@ -214,8 +215,8 @@ class GroupLifecycle(ABC):
 
         with suppress(RuntimeError):  # the loop is closed: so is the group
             loop.call_soon_threadsafe(there)
-        # A loop that ends at this moment calls nothing any more.
-        while not done.wait(SIGNAL_SECONDS) and not loop.is_closed():
+        # A loop that ends at this moment, or stands between two calls of a Runner, calls nothing now.
+        while loop.is_running() and not done.wait(SIGNAL_SECONDS):
             pass
 
     def close(self, error: GroupClosedError) -> None:

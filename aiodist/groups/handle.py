@@ -76,7 +76,8 @@ class GroupHandle:
         """End the group on all its ranks, as MPI_Comm_revoke of ULFM.
 
         What is under way and what comes later raises GroupRevokedError there, naming this rank.
-        `shrink` makes a working group of it again. Any thread; a second call does nothing.
+        `shrink` makes a working group of it again. Any thread; a second call does nothing. If the
+        event loop does not run, the group ends when it runs again.
         """
         self._engine.revoke()
 
@@ -85,7 +86,7 @@ class GroupHandle:
 
         The other members get CollectiveCancelledError for what is under way and GroupRevokedError
         for what comes later, both naming this rank. Nothing is flushed. Any thread; a second
-        call does nothing.
+        call does nothing. If the event loop does not run, the group ends when it runs again.
         """
         self._engine.abort()
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from aiodist.completion import Driver, Once, Pending, T
-from aiodist.deadline import acquire, to_seconds
+from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext, Sleeper
@@ -346,7 +346,7 @@ class Work(Coroutine[Any, Any, T]):
         Raises:
             ValueError: The timeout is invalid. It is raised also when the operation has ended.
             InvalidUsageError: In the loop's own thread while the operation is under way: there,
-                ``await`` it.
+                ``await`` it. Or ``timeout`` is over, and the loop does not run.
         """
         seconds = to_seconds(timeout)
         self._asked = True
@@ -375,7 +375,12 @@ class Work(Coroutine[Any, Any, T]):
         if not acquire(gate, limit):
             with contextlib.suppress(RuntimeError):  # closed: then all operations have ended
                 self._loop.call_soon_threadsafe(self._expire, limit)
-            acquire(gate)
+            while not acquire(gate, SIGNAL_SECONDS):
+                if not self._loop.is_running():
+                    raise InvalidUsageError(
+                        f"the operation did not end within {limit:g} s, because its event loop does "
+                        f"not run; run the loop, and await the operation there"
+                    )
 
     def get_future(self) -> WorkFuture[Any]:
         """Return a future of the same outcome, for code that composes futures. Any thread.

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,12 @@ import pytest
 
 import aiodist as dist
 import aiodist.sync as sync
-from aiodist.groups.world import World, use_world
+from aiodist.errors import (
+    GroupClosedError,
+    GroupRevokedError,
+    InvalidUsageError,
+)
+from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing import run_ranks
 
 
@@ -126,6 +133,40 @@ def test_a_runner_takes_works_one_by_one() -> None:
         on(runner, lambda: dist.all_reduce(x))
         on(runner, dist.barrier)
         on(runner, dist.destroy_process_group)
+    use_world(World())
+
+
+def test_a_loop_that_does_not_run_is_not_waited_for(tmp_path: Path) -> None:
+    """Between two calls of a Runner: a blocking wait ends by its timeout, an abort is done later."""
+    meeting = f"file://{tmp_path}/meeting"
+
+    async def other() -> None:
+        async with dist.process_group(init_method=meeting, rank=1, world_size=2):
+            with pytest.raises(GroupRevokedError, match="rank 0 aborted"):
+                await dist.recv(np.ones(1), 0)
+
+    async def begin() -> Any:
+        await dist.init_process_group(init_method=meeting, rank=0, world_size=2)
+        return dist.recv(np.ones(1), 1)
+
+    async def end() -> None:
+        with pytest.raises(GroupClosedError, match="rank 0 aborted"):
+            await work
+        await dist.destroy_process_group()
+
+    def run_other() -> None:
+        use_world(World())
+        asyncio.run(other())
+
+    use_world(World())
+    with ThreadPoolExecutor(1) as thread, asyncio.Runner() as runner:
+        ended = thread.submit(run_other)
+        work = runner.run(begin())
+        with pytest.raises(InvalidUsageError, match="its event loop does not run"):
+            work.wait(0.05)
+        current_world().default_group().abort()
+        runner.run(end())
+        ended.result(60)
     use_world(World())
 
 
