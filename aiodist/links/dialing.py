@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
+import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
-from aiodist.errors import DistError, DistNetworkError
+from aiodist.errors import DistError, DistNetworkError, HandshakeError, ProtocolError
 from aiodist.links.losses import LEFT
 from aiodist.transport.base_transport import Connection
+from aiodist.transport.connecting import UnansweredError
+from aiodist.transport.turning_timer import TurningTimer
+
+CONNECT_SECONDS = 60.0
+"""Seconds to wait for a connection. All ranks listen before any rank learns their addresses, so a
+rank whose host has not answered by then is lost."""
 
 _NOBODY = ConnectionRefusedError, FileNotFoundError
 """Errors of the system if no process listens. A Unix socket on disk goes with its listener."""
+
+_CUT_OFF = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
+"""Errors of the system if the other side ended the connection: it had too many, say."""
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 class Introducible(Protocol):
@@ -22,33 +37,80 @@ class Introducible(Protocol):
 
     def start(self, server_rank: int | None = None) -> None: ...
 
+    def abort(self, error: BaseException) -> None: ...
+
+
+class CutOffError(DistNetworkError):
+    """The connection ended before the other side had proven itself."""
+
 
 async def introduce(link: Introducible, rank: int, seconds: float) -> None:
     """Prove this rank's identity to ``rank``, and wait until the other side has proven its own.
 
-    Raises DistNetworkError, or the error that ended the connection. If it fails or is cancelled,
-    the connection is closed.
+    If it fails, or is cancelled before the proof, the connection is closed.
+
+    Raises:
+        UnansweredError: No proof came within ``seconds`` in which the loop turned.
+        HandshakeError, ProtocolError: The other side is no rank of this job, or refuses this one.
+        CutOffError: The connection ended.
     """
-    proven: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    proven: asyncio.Future[BaseException | None] = loop.create_future()
+    # Through the link: what it has read before this decides, also where both happen in one turn.
+    silent = UnansweredError("no answer to the handshake in time")
+    timer = TurningTimer(loop, seconds, partial(link.abort, silent))
 
     def answer(error: BaseException | None) -> None:
+        timer.cancel()
         if not proven.done():
             proven.set_result(error)
 
     link.on_proven = answer
     try:
         link.start(rank)
-        async with asyncio.timeout(seconds):
-            error = await proven
-    except TimeoutError:
-        link.connection.abort()
-        raise DistNetworkError("no answer to the handshake in time") from None
+        error = await proven
     except BaseException:
-        link.connection.abort()
+        if not proven.done() or proven.cancelled():
+            link.connection.abort()
         raise
-    if error is not None:
-        link.connection.abort()
+    finally:
+        timer.cancel()
+    if error is None:
+        return
+    link.connection.abort()
+    if isinstance(error, (UnansweredError, HandshakeError, ProtocolError)):
         raise error
+    raise CutOffError(str(error)) from error
+
+
+def patience_after(error: DistError) -> float:
+    """Return for how many seconds to dial an address again that failed with ``error``.
+
+    Without limit where its process took the connection and has not answered yet: the end of a
+    process, or of its host, is noticed otherwise. And where this rank lacks what a connection takes,
+    which tells nothing of the other one.
+    """
+    if is_exhausted(error):
+        return math.inf
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UnansweredError):
+            return math.inf
+        if isinstance(cause, _CUT_OFF) or getattr(cause, "errno", 0) == errno.EADDRNOTAVAIL:
+            return CONNECT_SECONDS
+        if isinstance(cause, OSError) and cause.__cause__ is None:
+            return 0.0
+        cause = cause.__cause__
+    return CONNECT_SECONDS if isinstance(error, CutOffError) else 0.0
+
+
+def is_exhausted(error: BaseException | None) -> bool:
+    """Whether ``error`` comes of what this process lacks: descriptors or memory."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            return True
+        error = error.__cause__
+    return False
 
 
 def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistError, DistNetworkError
+from aiodist.errors import DistError
 from aiodist.links.closing_streams import ClosingStreams
 from aiodist.links.dialing import introduce
 from aiodist.links.losses import ENDED
@@ -24,7 +24,7 @@ from aiodist.liveness.heartbeat_deadlines import HeartbeatDeadlines
 from aiodist.liveness.loss_notice import LossNotice, shorten
 from aiodist.liveness.watch_ring import neighbours, ring_order
 from aiodist.transport.base_transport import Connection, Listener, Transport
-from aiodist.transport.pending_handshakes import SPARE, PendingHandshakes
+from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.wire.frames import Frame, FrameType
 from aiodist.wire.handshake import Handshake
 
@@ -100,6 +100,7 @@ class FailureDetector:
         """Set the rank infos of all ranks, and a secret of the job for heartbeat connections."""
         self._rank_infos, self._key = list(rank_infos), key
         self.size = len(rank_infos)
+        self._pending.expect(self.size)
         self._ring = ring_order([rank_info.host_id for rank_info in rank_infos])
         self._gone.update(rank_info.rank for rank_info in rank_infos if rank_info.is_absent)
         early, self._early = self._early, []
@@ -360,17 +361,14 @@ class FailureDetector:
     async def _connect(self, rank: int, transport: Transport, address: str) -> None:
         connection = await transport.connect(address, Deadline(self._timeout))
         line = HeartbeatConnection(self, connection, Handshake(self._key, self.rank, self.size, 0))
-        try:
-            await introduce(line, rank, self._timeout)
-        except OSError as error:
-            raise DistNetworkError(str(error)) from error
+        await introduce(line, rank, self._timeout)
 
     def _accept(self, connection: Connection) -> None:
         if self._over:
             connection.abort()
         elif not self._key:
             self._early.append(connection)
-            if len(self._early) > SPARE + 2 * self.size:
+            if len(self._early) > self._pending.limit:
                 self._early.pop(0).abort()
         else:
             line = HeartbeatConnection(

@@ -10,15 +10,15 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aiodist.deadline import Deadline
 from aiodist.errors import DistError, PeerLostError, ProtocolError
 from aiodist.links.closing_streams import ClosingStreams, LossSuspicion
-from aiodist.links.dialing import introduce, unreachable
+from aiodist.links.dialing import unreachable
 from aiodist.links.forks import close_in_children
 from aiodist.links.host import have_cores, host_id, own_cores
 from aiodist.links.losses import ENDED, LEFT, outcast, peer_lost, without_frames
-from aiodist.links.rank_info import RankInfo, reachable_at
+from aiodist.links.rank_info import RankInfo
 from aiodist.liveness import HeartbeatThread, LossNotice
+from aiodist.p2p.connector import Connector
 from aiodist.p2p.departure import FLUSH_SECONDS, Departure
 from aiodist.p2p.endpoint_events import EndpointEvents, Presence
 from aiodist.p2p.inbox import Inbox
@@ -30,16 +30,12 @@ from aiodist.p2p.shm_progress import ShmProgress
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
 from aiodist.transport.base_transport import Connection, Listener, Transport
-from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS, SPARE, PendingHandshakes
+from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
 
 DEFAULT_WINDOW = 64 << 20
 """Bytes that a rank buffers, for each peer, of messages without a posted receive."""
-
-CONNECT_SECONDS = 60.0
-"""Seconds to wait for a connection. All ranks listen before any rank learns their addresses, so a
-rank that has not answered by then is lost."""
 
 _SILENCE_SECONDS = 0.2
 """Seconds that a receive may wait for a rank without a connection before this rank connects to it.
@@ -94,6 +90,7 @@ class Endpoint:
         self._early: list[Connection] = []  # accepted before ``meet``, from ranks that met sooner
         self.key = b""
         """The secret by which the ranks of the job know each other; empty before `meet`."""
+        self._connector = Connector(transports, self._new_link, self._has_left)
         self._departure = False
         self._closed = False
         self._host_id = host or host_id()
@@ -131,6 +128,7 @@ class Endpoint:
         """Set the rank infos of all ranks and the job's key (about 32 bytes, secret)."""
         self.key = key
         self.size = self.inbox.size = len(rank_infos)
+        self._pending.expect(self.size)
         here = [rank_info for rank_info in rank_infos if rank_info.host_id == self._host_id]
         pids = [rank_info.pid for rank_info in here]
         self.shares_process = len(set(pids)) < len(pids)  # where spinning blocks the other rank
@@ -384,7 +382,9 @@ class Endpoint:
             self._heartbeat.close_in_child()
         for listener in self._listeners:
             listener.close_in_child()
-        for connection in [*self.connections(), *(link.connection for link in self._pending)]:
+        self._connector.close_in_child()
+        pending = (link.connection for link in self._pending)
+        for connection in (*self.connections(), *pending, *self._early):
             connection.close_in_child()
         self.inbox.close()
         self.shm_progress.close()
@@ -405,6 +405,9 @@ class Endpoint:
         if link.dialled or peer.connecting is None:
             self._use(peer, link)
         return peer
+
+    def greeted(self, link: Link) -> None:
+        self._pending.greeted(link, link.connection.peer_name)
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         self._pending.turned_away(link, error)
@@ -502,8 +505,8 @@ class Endpoint:
         self.inbox.peer_lost(peer, error)
         self._events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
 
-    def _handshake(self) -> Handshake:
-        return Handshake(self.key, self.rank, self.size, self.window)
+    def _new_link(self, connection: Connection) -> Link:
+        return Link(self, connection, Handshake(self.key, self.rank, self.size, self.window))
 
     def _accept(self, connection: Connection) -> None:
         if self._closed:
@@ -511,44 +514,29 @@ class Endpoint:
             return
         if not self.key:
             self._early.append(connection)
-            if len(self._early) > SPARE + 2 * self.size:
+            if len(self._early) > self._pending.limit:
                 self._early.pop(0).abort()
             return
-        link = Link(self, connection, self._handshake())
+        link = self._new_link(connection)
         self._pending.admit(link, connection.peer_name)
         link.start()
 
     async def _connect(self, peer: Peer) -> None:
-        """Try the peer's addresses in its order of preference. If none answers, the peer is lost."""
-        deadline = Deadline(CONNECT_SECONDS)
-        tried: dict[str, DistError] = {}
+        """Connect to the peer. If it answers at no address, it is lost."""
         try:
-            for address in peer.rank_info.addresses:
-                if not reachable_at(address, peer.rank_info, self.rank_info, self._transports):
-                    continue
-                transport = self._transports[address.partition(":")[0]]
-                try:
-                    await self._dial(peer, transport, address, deadline)
-                except DistError as error:
-                    tried[address] = error
-                else:
-                    return
-            # The peer may be leaving, with its goodbye on its way here on another stream.
-            await asyncio.sleep(_LAST_WORDS_SECONDS)
+            tried = await self._connector.connect(peer, self.rank_info)
+            if tried is not None:
+                # The peer may be leaving, with its goodbye on its way here on another stream.
+                await asyncio.sleep(_LAST_WORDS_SECONDS)
         finally:
             peer.connecting = None
-        if peer.links and peer.error is None:
-            self._use(peer, peer.links[0])  # the peer has connected to this rank meanwhile
-        elif peer.error is None:
+        if peer.error is not None:
+            return
+        if peer.links:
+            self._use(peer, peer.links[0])  # the peer may have connected to this rank meanwhile
+        elif tried is not None:
             peer.said_goodbye = left = self._has_left(peer)
             text, heard = unreachable(tried, left=left), self._heard_of(peer)
             self._peer_lost(
                 peer, peer_lost(peer.rank_info, text, -1, heard, "left" if left else "")
             )
-
-    async def _dial(
-        self, peer: Peer, transport: Transport, address: str, deadline: Deadline
-    ) -> None:
-        connection = await transport.connect(address, deadline)
-        link = Link(self, connection, self._handshake())
-        await introduce(link, peer.rank, min(HANDSHAKE_SECONDS, deadline.remaining()))

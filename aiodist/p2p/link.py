@@ -30,6 +30,8 @@ class Owner(Protocol):
     inbox: Inbox
     spin_policy: SpinPolicy
 
+    def greeted(self, link: Link) -> None: ...
+
     def proven(self, link: Link, rank: int) -> Peer: ...
 
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None: ...
@@ -226,6 +228,7 @@ class Link:
             raise
         if answer is not None:
             self.connection.send([encode(FrameType.HELLO, meta=answer)])
+            self._owner.greeted(self)
         if self._handshake.done:
             self._decoder.max_payload = MAX_PAYLOAD
             self.peer_window = self._handshake.peer_window

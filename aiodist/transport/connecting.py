@@ -12,9 +12,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError
 
 _IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
 _BACKLOG_PAUSE = 0.002
+
+
+class UnansweredError(DistNetworkError):
+    """A process took the connection, and did not answer in time: its loop is busy, or it is stopped."""
 
 
 @asynccontextmanager

@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from aiodist.errors import DistNetworkError
+from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
+from aiodist.transport.turning_timer import TurningTimer
 
 log = logging.getLogger("aiodist")
 
 HANDSHAKE_SECONDS = 10.0
+"""For a connection that has said nothing valid yet."""
+
+GREETED_SECONDS = 3600.0
+"""For one whose first words were right. It may be a rank that began to connect and now computes. If
+its connection ended before its proof is read, the rank would take this one for lost.
+"""
 
 SPARE = 64
 """Connections of strangers that a listener bears at once, beside those that ranks may make."""
+
+UNKNOWN_SIZE = 1024
+"""Ranks to reckon with while the size of the job is not known."""
 
 MAX_LOGGED = 16
 """Strangers that a listener logs, one line each, so that repeated connections do not fill the disk.
@@ -33,15 +44,16 @@ L = TypeVar("L", bound=Abortable)
 class PendingHandshakes(Generic[L]):
     """The connections that one listener has accepted and that have not proven themselves.
 
-    Each has `HANDSHAKE_SECONDS`. If there are too many, the oldest is dropped. It is no rank of the
-    job, since those take milliseconds.
+    Each has `HANDSHAKE_SECONDS`, and `GREETED_SECONDS` from its first words on. If there are too
+    many, the oldest is dropped. It is hardly a rank of the job, since those take milliseconds.
     """
 
     def __init__(self, who: str, size: int) -> None:
-        """``who``: text for the listener. ``size``: of the job, whose ranks may all come at once."""
+        """``who``: text for the listener. ``size``: as of `expect`."""
         self._who = who
-        self._limit = SPARE + 2 * size
-        self._waiting: dict[L, asyncio.TimerHandle] = {}
+        self.expect(size)
+        self._waiting: dict[L, TurningTimer] = {}
+        self._greeted: set[L] = set()
         self._logged = 0
         self._crowded = False
         self._loop = asyncio.get_running_loop()
@@ -52,13 +64,19 @@ class PendingHandshakes(Generic[L]):
     def __iter__(self) -> Iterator[L]:
         return iter(list(self._waiting))
 
+    def expect(self, size: int) -> None:
+        """Bear the connections of a job of ``size`` ranks, which may all come at once.
+
+        Below 0: the size is not known yet.
+        """
+        self.limit = SPARE + 2 * (size if size >= 0 else UNKNOWN_SIZE)
+
     def admit(self, link: L, name: str) -> None:
         """``link`` was accepted; ``name`` is where it comes from."""
-        late = DistNetworkError(f"{name} did not finish the handshake in time")
-        self._waiting[link] = self._loop.call_later(HANDSHAKE_SECONDS, link.abort, late)
-        if len(self._waiting) > self._limit:
+        self._limit_time(link, name, HANDSHAKE_SECONDS)
+        if len(self._waiting) > self.limit:
             oldest = next(iter(self._waiting))
-            self._waiting.pop(oldest).cancel()
+            self._forget(oldest)
             if not self._crowded:
                 self._crowded = True
                 log.warning(
@@ -66,22 +84,43 @@ class PendingHandshakes(Generic[L]):
                     "of this job. The oldest are dropped (see who can reach this host, and name "
                     "another interface in AIODIST_SOCKET_IFNAME)",
                     self._who,
-                    self._limit,
+                    self.limit,
                 )
             oldest.abort(DistNetworkError("too many connections at once without a proof"))
 
-    def proven(self, link: L) -> None:
-        """``link`` is a rank of this job."""
-        timer = self._waiting.pop(link, None)
+    def greeted(self, link: L, name: str) -> None:
+        """The first words of ``link`` were right; its proof may come late."""
+        timer = self._waiting.get(link)
         if timer is not None:
             timer.cancel()
+            self._greeted.add(link)
+            self._limit_time(link, name, GREETED_SECONDS)
+
+    def _limit_time(self, link: L, name: str, seconds: float) -> None:
+        late = DistNetworkError(f"{name} did not finish the handshake in time")
+        self._waiting[link] = TurningTimer(self._loop, seconds, partial(link.abort, late))
+
+    def proven(self, link: L) -> None:
+        """``link`` is a rank of this job."""
+        self._forget(link)
+
+    def _forget(self, link: L) -> tuple[bool, bool]:
+        """Return whether ``link`` was pending, and whether its first words were right."""
+        timer = self._waiting.pop(link, None)
+        if timer is None:
+            return False, False
+        timer.cancel()
+        was_greeted = link in self._greeted
+        self._greeted.discard(link)
+        return True, was_greeted
 
     def turned_away(self, link: L, error: BaseException | None) -> None:
         """``link`` has ended; if it was a stranger's, say so in the log."""
-        timer = self._waiting.pop(link, None)
-        if timer is None:
+        was_pending, was_greeted = self._forget(link)
+        if not was_pending:
             return
-        timer.cancel()
+        if was_greeted and not isinstance(error, (HandshakeError, ProtocolError)):
+            return  # a rank that gave up while this one was busy, and connects anew
         self._logged += 1
         if self._logged <= MAX_LOGGED:
             last = "; no more of them will be logged" if self._logged == MAX_LOGGED else ""
@@ -94,3 +133,4 @@ class PendingHandshakes(Generic[L]):
             timer.cancel()
             hang_up(link)
         self._waiting.clear()
+        self._greeted.clear()

@@ -17,7 +17,7 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.transport.base_transport import Connection, OnAccept, Receiver
-from aiodist.transport.connecting import readable, within, writable
+from aiodist.transport.connecting import UnansweredError, readable, within, writable
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.stream_socket import SocketConnection
@@ -71,7 +71,7 @@ class TlsTransport(TcpTransport):
                 await secured.handshake()
         except TimeoutError as error:
             secured.close()
-            raise DistNetworkError(
+            raise UnansweredError(
                 f"timed out connecting to {address} after {deadline.timeout} s: the handshake of "
                 "TLS was not answered (is its process stopped, or does it speak plain TCP?)"
             ) from error

@@ -21,7 +21,7 @@ from functools import partial
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
-from aiodist.transport.connecting import connect_socket, within
+from aiodist.transport.connecting import UnansweredError, connect_socket, within
 from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger
 from aiodist.transport.stream_socket import SocketConnection
 
@@ -90,7 +90,7 @@ class UnixTransport(Transport):
                 sock.close()
                 raise
         except TimeoutError as error:
-            raise DistNetworkError(
+            raise UnansweredError(
                 f"timed out connecting to {address} after {deadline.timeout} s: the process "
                 "there accepts no connections (is it stopped, or its loop blocked?)"
             ) from error

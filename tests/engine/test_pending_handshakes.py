@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from aiodist.transport import pending_handshakes
+from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.wire.frames import FrameType, encode
 from aiodist.wire.handshake import Handshake
 from tests.limits import scaled
@@ -178,3 +180,10 @@ async def test_another_version_gets_a_refusal_with_the_reason(
     with caplog.at_level(logging.WARNING, "aiodist"):
         await run_ranks(2, main, "tcp")
     assert caplog.text.count("speaks version 99 of the protocol") == 1
+
+
+async def test_a_newcomer_bears_the_connections_of_a_job_whose_size_it_does_not_know() -> None:
+    pending: PendingHandshakes[Any] = PendingHandshakes("rank 7", -1)
+    assert pending.limit > 2000
+    pending.expect(4)
+    assert pending.limit == pending_handshakes.SPARE + 2 * 4

@@ -110,6 +110,9 @@ class Side:
 
     # p2p.link.Owner
 
+    def greeted(self, link: Link) -> None:
+        pass
+
     def proven(self, link: Link, rank: int) -> Peer:
         self.peer.links.append(link)
         self.peer.carry(link)

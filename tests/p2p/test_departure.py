@@ -50,7 +50,7 @@ async def test_a_stream_that_ends_while_another_still_introduces_itself() -> Non
 
     stream = await transport.connect(rank_info.addresses[0], Deadline(10))
     proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    far = Link(_Far(proven), stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
+    far = Link(Far(proven), stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
     far.start(0)
     await proven
     links = endpoint.peer(1).links
@@ -65,12 +65,15 @@ async def test_a_stream_that_ends_while_another_still_introduces_itself() -> Non
     await endpoint.close()
 
 
-class _Far:
+class Far:
     """Rank 1's side, as far as a handshake needs it."""
 
     def __init__(self, proven: asyncio.Future[None]) -> None:
         self._proven = proven
         self.ended = False
+
+    def greeted(self, link: Link) -> None:
+        pass
 
     def proven(self, link: Link, rank: int) -> None:
         self._proven.set_result(None)
@@ -92,10 +95,10 @@ class Met:
         self.streams = [await self._stream() for _ in range(2)]
         await until(lambda: len(self.endpoint.peer(1).links) == 2)
 
-    async def _stream(self) -> tuple[_Far, Connection]:
+    async def _stream(self) -> tuple[Far, Connection]:
         stream = await self._transport.connect(self._rank_info.addresses[0], Deadline(10))
         proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        far = _Far(proven)
+        far = Far(proven)
         link = Link(far, stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
         link.start(0)
         await proven

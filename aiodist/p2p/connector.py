@@ -1,0 +1,100 @@
+"""How a rank connects to another one: address by address, and again where that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError
+from aiodist.links.dialing import CONNECT_SECONDS, introduce, is_exhausted, patience_after
+from aiodist.links.rank_info import RankInfo, reachable_at
+from aiodist.p2p.link import Link
+from aiodist.p2p.peer import Peer
+from aiodist.transport.base_transport import Connection, Transport
+from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS
+
+log = logging.getLogger("aiodist")
+
+_PAUSE_SECONDS = (0.05, 1.0)
+"""Seconds before the addresses of a rank are dialled again: at first, and at most."""
+
+
+class Connector:
+    """The client's side of one rank's connections."""
+
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        new_link: Callable[[Connection], Link],
+        has_left: Callable[[Peer], bool],
+    ) -> None:
+        """``has_left(peer)``: whether the peer is known to have left in good order."""
+        self._transports = {transport.scheme: transport for transport in transports}
+        self._new_link = new_link
+        self._has_left = has_left
+        self._links: set[Link] = set()  # whose handshakes are under way
+        self._complained = False
+
+    async def connect(self, peer: Peer, own: RankInfo) -> dict[str, DistError] | None:
+        """Connect to ``peer``, by its addresses in its order of preference.
+
+        ``own``: this rank's info. Return None if the peer has answered; it may have connected to this
+        rank meanwhile. Else return the error of each address, if none works, nor will by what they
+        tell (`patience_after`).
+        """
+        loop = asyncio.get_running_loop()
+        began, pause = loop.time(), _PAUSE_SECONDS[0]
+        while True:
+            tried = await self._try_addresses(peer, own)
+            if tried is None or peer.links or peer.error is not None:
+                return None
+            patience = max(map(patience_after, tried.values()), default=0.0)
+            if loop.time() - began >= patience or self._has_left(peer):
+                return tried
+            self._complain_of_exhaustion(peer, own, tried)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS[1])
+
+    def close_in_child(self) -> None:
+        """Close in a forked child the connections whose handshakes are under way."""
+        for link in self._links:
+            link.connection.close_in_child()
+
+    async def _try_addresses(self, peer: Peer, own: RankInfo) -> dict[str, DistError] | None:
+        deadline = Deadline(CONNECT_SECONDS)
+        tried: dict[str, DistError] = {}
+        for address in peer.rank_info.addresses:
+            if not reachable_at(address, peer.rank_info, own, self._transports):
+                continue
+            transport = self._transports[address.partition(":")[0]]
+            try:
+                await self._dial(peer, await transport.connect(address, deadline))
+            except DistError as error:
+                tried[address] = error
+            else:
+                return None
+        return tried
+
+    async def _dial(self, peer: Peer, connection: Connection) -> None:
+        link = self._new_link(connection)
+        self._links.add(link)
+        try:
+            await introduce(link, peer.rank, HANDSHAKE_SECONDS)
+        finally:
+            self._links.discard(link)
+
+    def _complain_of_exhaustion(
+        self, peer: Peer, own: RankInfo, tried: Mapping[str, DistError]
+    ) -> None:
+        error = next(filter(is_exhausted, tried.values()), None)
+        if error is not None and not self._complained:
+            self._complained = True
+            log.warning(
+                "rank %d cannot connect to rank %d, and tries again: %s (raise the limit on open "
+                "files, ulimit -n, if it is that)",
+                own.rank,
+                peer.rank,
+                error,
+            )
