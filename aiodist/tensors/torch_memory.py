@@ -157,12 +157,19 @@ def _bytes_of(tensor: Tensor, dtype: DType, name: str) -> memoryview:
     if nbytes == 0:
         return memoryview(bytearray())
     end = tensor.storage_offset() * dtype.itemsize + nbytes
-    # A storage may have been shrunk under its tensors, as FSDP does with freed parameters.
-    if tensor.untyped_storage().nbytes() < end:
+    try:
+        # A storage may have been shrunk under its tensors, as FSDP does with freed parameters.
+        address = 0 if tensor.untyped_storage().nbytes() < end else tensor.data_ptr()
+    except NotImplementedError:  # a tensor that grad, jvp or vmap traces has no storage
+        address = 0
+    # A tensor that functionalize traces has a storage with a size, and no memory in it.
+    if not address:
         raise InvalidUsageError(
-            f"{name} has no memory: its storage was freed or resized; allocate it first"
+            f"{name} has no memory. If its storage was freed or resized, allocate it first. If it is "
+            "a tensor inside a transform of torch, such as torch.func.grad, vmap or functionalize, "
+            "call the operation outside the transform"
         )
-    return bytes_at(tensor.data_ptr(), nbytes, tensor)
+    return bytes_at(address, nbytes, tensor)
 
 
 def _has_other_layout(tensor: Tensor) -> bool:

@@ -312,6 +312,40 @@ def test_wrapping_tensors_are_a_type_error():
         buffer_of(fake, "tensor", writable=False)
 
 
+def functionalized(x: torch.Tensor) -> torch.Tensor:
+    return torch.func.functionalize(lambda y: opened(y.clone()))(x)
+
+
+def opened(x: torch.Tensor) -> torch.Tensor:
+    """Open a tensor that is traced, contiguous and not."""
+    for tensor in (x, x.t()):
+        with pytest.raises(InvalidUsageError, match=r"has no memory.* outside the transform"):
+            buffer_of(tensor, "tensor", writable=False)
+    return x.sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        functionalized,
+        torch.func.grad(opened),
+        torch.func.vmap(opened),
+        lambda x: torch.func.jvp(opened, (x,), (x,)),
+    ],
+    ids=["functionalize", "grad", "vmap", "jvp"],
+)
+def test_a_tensor_that_a_transform_traces_has_no_memory(transform):
+    transform(torch.ones(2, 3, 4)[:, :, 0].contiguous())
+
+
+def test_zeros_without_memory_are_refused():
+    zeros = torch._efficientzerotensor(8)
+    assert zeros.nbytes == zeros.untyped_storage().nbytes()
+    with pytest.raises(InvalidUsageError, match="has no memory"):
+        buffer_of(zeros, "tensor", writable=True)
+
+
 def test_numpy_subclasses():
     matrix = np.ones((2, 3), np.float32).view(np.matrix)
     buffer = buffer_of(matrix, "tensor", writable=True)
