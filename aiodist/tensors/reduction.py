@@ -100,7 +100,7 @@ def _check(kind: RedOpType, dtype: DType) -> None:
 
 
 def factor_of(value: complex, dtype: DType) -> complex:
-    """Return the PREMUL_SUM factor ``value`` if the dtype can hold it."""
+    """Return the PREMUL_SUM factor ``value`` as it multiplies ``dtype``, which must be able to hold it."""
     is_integer = dtype.name.startswith(("int", "uint"))
     if isinstance(value, complex) and not dtype.name.startswith(("complex", "clongdouble")):
         raise TypeError(f"the complex factor {value} cannot multiply {dtype.name}")
@@ -108,4 +108,11 @@ def factor_of(value: complex, dtype: DType) -> complex:
         raise TypeError(f"the factor {value} is not an integer and cannot multiply {dtype.name}")
     if is_integer and not numpy_reduction.holds(dtype, int(value.real)):
         raise InvalidUsageError(f"the factor {value} does not fit into {dtype.name}")
+    # A long double has more range than Python's float.
+    if isinstance(value, int) and not is_integer and "longdouble" not in dtype.name:
+        try:
+            return float(value)
+        except OverflowError:
+            # Without its digits, which Python refuses to print where there are very many.
+            raise InvalidUsageError(f"the factor is too large for {dtype.name}") from None
     return value

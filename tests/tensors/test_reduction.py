@@ -290,6 +290,20 @@ def test_premul_sum(dtype, factor):
     torch.testing.assert_close(seen_by_torch(acc, dtype), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_integer_factor_of_floats_is_a_float(dtype):
+    """Torch multiplies by no int of more than 64 bits."""
+    data = aligned(torch.ones(3, dtype=getattr(torch, dtype)).view(torch.uint8).numpy().tobytes())
+    reduction(ReduceOp.premul_sum(10**30), dtype_named(dtype), 2).prepare(data)
+    assert (seen_by_torch(data, dtype) == torch.ones(3, dtype=getattr(torch, dtype)) * 1e30).all()
+
+
+def test_a_long_double_has_factors_beyond_the_range_of_a_float():
+    data = aligned(np.ones(1, np.longdouble).tobytes())
+    reduction(ReduceOp.premul_sum(10**400), dtype_named("longdouble"), 2).prepare(data)
+    assert np.frombuffer(data, np.longdouble)[0] == np.longdouble("1e400")
+
+
 def test_premul_sum_of_complex32():
     data = aligned(np.float16([1, 2, 3, -1]).tobytes())
     reduction(ReduceOp.premul_sum(2 + 1j), dtype_named("complex32"), 2).prepare(data)
@@ -313,6 +327,10 @@ def test_premul_sum_of_complex32():
         (ReduceOp.premul_sum(0.5), "int32", TypeError),
         (ReduceOp.premul_sum(1j), "float32", TypeError),
         (ReduceOp.premul_sum(300), "int8", InvalidUsageError),
+        *[
+            (ReduceOp.premul_sum(10**400), dtype, InvalidUsageError)
+            for dtype in ("float16", "bfloat16", "float64", "complex32", "complex64")
+        ],
         (ReduceOp.SUM, "float8_e4m3fn", TypeError),
         (ReduceOp.SUM, "bits8", TypeError),
         (ReduceOp.MAX, "int4", TypeError),
