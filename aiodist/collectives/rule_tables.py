@@ -118,7 +118,7 @@ def decode(text: str | bytes) -> Tables:
     """
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for lists in lists, too deep to read
         raise InvalidUsageError(f"no table of choices: not JSON ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InvalidUsageError(

@@ -124,6 +124,7 @@ def _hosts(**changed: object) -> str:
     ("text", "said"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "its format is not"),
         ('{"format": "aiodist table 1"}', "its format is not"),
         (json.dumps({"format": FORMAT, "rows": [], "shared_rows": {}}), "has no 'rows'"),
