@@ -53,8 +53,8 @@ def simulate_hosts(
     size = sum(map(len, topology.hosts))
     lengths = [0] if operation == "barrier" else lengths_of(operation, size, nbytes)
     flat = algorithm == FLAT
-    if algorithm not in algorithms_over_hosts(operation):
-        raise InvalidUsageError(f"{operation} has no algorithm {algorithm!r} over several hosts")
+    if algorithm not in algorithms_over_hosts(operation, topology):
+        raise InvalidUsageError(f"{operation} has no algorithm {algorithm!r} over these hosts")
     network = Network(size, parameters, topology=topology, intra_host=intra_host)
     if flat:
         run = program(operation, nbytes, select(operation, size, nbytes))
@@ -89,16 +89,18 @@ def takes_minutes(operation: str, algorithm: str, topology: HostTopology, nbytes
     return size * (1 + pieces) > MOST_STEPS
 
 
-def algorithms_over_hosts(operation: str) -> list[str]:
-    """Those that `simulate_hosts` knows for ``operation``, `FLAT` among them.
+def algorithms_over_hosts(operation: str, topology: HostTopology) -> list[str]:
+    """Those that `simulate_hosts` knows for ``operation`` over ``topology``, `FLAT` among them.
 
+    "columns" runs flat where hosts have different numbers of ranks, so it is left out there.
     Raises InvalidUsageError for an all_to_all, which neither runs flat nor is simulated.
     """
     if operation == "all_to_all":
         raise InvalidUsageError(
             "an all_to_all over hosts with several ranks is not simulated: leave out --per-host"
         )
-    return [FLAT, *(name for known, name in CROSSINGS if known == operation)]
+    names = [name for known, name in CROSSINGS if known == operation]
+    return [FLAT, *(name for name in names if name != "columns" or topology.is_even)]
 
 
 def hosts_of(ranks: int, per_host: int) -> HostTopology:

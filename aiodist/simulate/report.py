@@ -72,7 +72,7 @@ def rows_over_hosts(
         for nbytes in sizes:
             chosen = selected_over_hosts(operation, topology, nbytes)
             outcomes = []
-            for name in algorithms_over_hosts(operation):
+            for name in algorithms_over_hosts(operation, topology):
                 if takes_minutes(operation, name, topology, nbytes):
                     left_out.append(f"{name} on {count:,} ranks with {size(nbytes)}")
                 else:

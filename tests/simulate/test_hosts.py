@@ -52,7 +52,7 @@ def test_the_table_chooses_well(operation: str, network: str) -> None:
             chosen = selected_over_hosts(operation, topology, nbytes)
             seconds = {
                 name: simulate_hosts(operation, name, topology, nbytes, NETWORKS[network]).seconds
-                for name in algorithms_over_hosts(operation)
+                for name in algorithms_over_hosts(operation, topology)
             }
             fastest = min(seconds.values())
             assert seconds[chosen] <= 1.25 * fastest, (ranks, per_host, nbytes, chosen, seconds)
@@ -72,9 +72,18 @@ def test_work_inside_a_host_overlaps_with_traffic_between_hosts(
     assert pieces.seconds < 0.85 * whole.seconds
 
 
-def test_hosts_with_different_numbers_of_ranks_run_columns_flat() -> None:
-    assert selected_over_hosts("all_gather", hosts_of(7, 3), 1 << 20) == FLAT
-    assert selected_over_hosts("all_gather", hosts_of(6, 3), 1 << 20) == "columns"
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter"])
+def test_hosts_with_different_numbers_of_ranks_run_columns_flat(
+    operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert selected_over_hosts(operation, hosts_of(7, 3), 1 << 20) == FLAT
+    assert selected_over_hosts(operation, hosts_of(6, 3), 1 << 20) == "columns"
+    with pytest.raises(InvalidUsageError, match="no algorithm 'columns' over these hosts"):
+        simulate_hosts(operation, "columns", hosts_of(7, 3), 1 << 20, NETWORKS["10G"])
+    assert main(["simulate", operation, "-n", "6,7", "-s", "1M", "--per-host", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "DIFFERS" not in shown
+    assert shown.count("columns") == 1
 
 
 def test_the_star_is_at_what_ranks_on_several_hosts_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +168,7 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
 
 
 def test_unknown_cases_are_refused() -> None:
-    with pytest.raises(InvalidUsageError, match="no algorithm 'rings' over several hosts"):
+    with pytest.raises(InvalidUsageError, match="no algorithm 'rings' over these hosts"):
         simulate_hosts("all_reduce", "rings", hosts_of(4, 2), 4, NETWORKS["10G"])
     with pytest.raises(InvalidUsageError, match="leave out --per-host"):
         simulate_hosts("all_to_all", FLAT, hosts_of(4, 2), 4, NETWORKS["10G"])
