@@ -36,6 +36,7 @@ from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.tensors import Buffer, DType, Reduction, reduction, scratch
+from aiodist.tensors.memory_overlap import overlaps_others
 from aiodist.types import ReduceOp
 
 Body = Callable[[Plan, Opened[Buffer], Channel], Coroutine[Any, Any, None]]
@@ -192,13 +193,17 @@ class NativeBackend(CollectiveBackend):
 
     async def _gather(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), places = opened.inputs, [place.view for place in opened.outputs]
-        call = calls.Gather(plan.fingerprint.root, buffer.view, places or None)
-        await self._on_buffers(opened, channel, call)
+        await load_gradually(self._group, buffer)
+        own = await self._kept_apart(buffer.view, places) if places else buffer.view
+        await self._run(channel, calls.Gather(plan.fingerprint.root, own, places or None))
+        await write_back_gradually(self._group, *opened.outputs)
 
     async def _scatter(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), sources = opened.outputs, [source.view for source in opened.inputs]
-        call = calls.Scatter(plan.fingerprint.root, sources or None, buffer.view)
-        await self._on_buffers(opened, channel, call)
+        await load_gradually(self._group, *opened.inputs)
+        result = self._place_apart(buffer.view, sources) if sources else buffer.view
+        await self._run(channel, calls.Scatter(plan.fingerprint.root, sources or None, result))
+        await self._put(result, buffer)
 
     async def _all_reduce(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,) = opened.inputs
@@ -224,7 +229,8 @@ class NativeBackend(CollectiveBackend):
     async def _all_gather(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), blocks = opened.inputs, cut(opened.outputs, opened.into)
         await load_gradually(self._group, buffer)
-        await copy_gradually(self._group, blocks[self._group.rank], buffer.view)
+        own = await self._kept_apart(buffer.view, blocks)
+        await copy_gradually(self._group, blocks[self._group.rank], own)
         await self._run(channel, calls.AllGather(blocks))
         await write_back_gradually(self._group, *opened.outputs)
 
@@ -247,10 +253,11 @@ class NativeBackend(CollectiveBackend):
             for copy, block in zip(sources, blocks, strict=True):
                 await copy_gradually(self._group, copy, block)
                 await gradually(self._group, reduce.prepare, copy, reduce.itemsize)
-        await self._run(channel, calls.ReduceScatter(sources, place.view, reduce))
+        result = self._place_apart(place.view, sources)
+        await self._run(channel, calls.ReduceScatter(sources, result, reduce))
         if reduce.needs_finish:
-            await gradually(self._group, reduce.finish, place.view, reduce.itemsize)
-        await write_back_gradually(self._group, place)
+            await gradually(self._group, reduce.finish, result, reduce.itemsize)
+        await self._put(result, place)
 
     async def _all_to_all(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         call = calls.AllToAll(cut(opened.inputs, opened.out_of), cut(opened.outputs, opened.into))
@@ -266,6 +273,25 @@ class NativeBackend(CollectiveBackend):
         await load_gradually(self._group, *opened.inputs)
         await self._run(channel, call)
         await write_back_gradually(self._group, *opened.outputs)
+
+    async def _kept_apart(self, own: memoryview, places: Sequence[memoryview]) -> memoryview:
+        """Return ``own``, this rank's data; a copy of it if it lies over ``places``, which are written."""
+        if not overlaps_others(own, places, self._group.rank):
+            return own
+        copy = scratch(len(own))
+        await copy_gradually(self._group, copy, own)
+        return copy
+
+    def _place_apart(self, place: memoryview, sources: Sequence[memoryview]) -> memoryview:
+        """Return where to write a result for `_put`: not over ``sources``, which are still to be sent."""
+        is_over = overlaps_others(place, sources, self._group.rank)
+        return scratch(len(place)) if is_over else place
+
+    async def _put(self, result: memoryview, buffer: Buffer) -> None:
+        """Put what was written in a `_place_apart` into the tensor of ``buffer``."""
+        if result is not buffer.view:
+            await copy_gradually(self._group, buffer.view, result)
+        await write_back_gradually(self._group, buffer)
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
         """Fill ``data`` with the buffers' bytes, one after the other."""

@@ -10,8 +10,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import numpy as np
-
 from aiodist.backends.gradual_copy import STEP
 from aiodist.backends.view_cache import TensorViewCache
 from aiodist.collectives.all_gather_shared import AllGatherSlots, all_gather_chunks
@@ -34,7 +32,8 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import ShmPlan
 from aiodist.groups.operation import Opened
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES
-from aiodist.tensors import Buffer, Reduction
+from aiodist.tensors import Buffer, Reduction, scratch
+from aiodist.tensors.memory_overlap import overlaps_others
 
 T = TypeVar("T")
 
@@ -136,19 +135,17 @@ def all_gather_plan(
     rank, size, lengths = shape.rank, shape.size, opened.into
 
     def steps(layout: ShmLayout, given: tuple[DataView, BlocksView]) -> Iterator[Step]:
-        blocks = list(given[1].views)
-        own = given[0].view
-        # Then other ranks' blocks are written over it: it goes to its place before them.
-        if any(_overlap(own, block) for number, block in enumerate(blocks) if number != rank):
-            yield RELEASE, rank, 0, [(blocks[rank], own)], ()
-            yield from all_gather_chunks(layout, blocks)
-            return
+        own, blocks = given[0].view, list(given[1].views)
+        place = blocks[rank]
+        if overlaps_others(own, blocks, rank):
+            # Blocks are written over it while it is read, so a copy of it travels. Where the steps are
+            # cached, so is the memory of the copy.
+            copied = scratch(len(own))
+            yield from copy_gradually(layout, copied, own)
+            own = copied
         blocks[rank] = own
         yield from all_gather_chunks(layout, blocks)
-        place = given[1].views[rank]
-        for start in range(0, len(own), STEP):
-            piece = slice(start, start + STEP)
-            yield RELEASE, rank, 0, [(place[piece], own[piece])], ()
+        yield from copy_gradually(layout, place, own)
 
     slots = AllGatherSlots(rank, size, lengths)
     chunks = InChunks(rank, size, steps, keep=shape.kept_for_first)
@@ -163,8 +160,13 @@ def reduce_scatter_plan(
 
     def steps(layout: ShmLayout, given: tuple[BlocksView, DataView]) -> Iterator[Step]:
         blocks, place = given[0].views, given[1].view
-        yield from reduce_scatter_chunks(layout, blocks, place, reduce)
-        yield from finish_gradually(layout, reduce, place)
+        # Blocks that others are still to get are not written over. Cached steps keep the scratch memory.
+        is_apart = not overlaps_others(place, blocks, rank)
+        result = place if is_apart else scratch(len(place))
+        yield from reduce_scatter_chunks(layout, blocks, result, reduce)
+        yield from finish_gradually(layout, reduce, result)
+        if not is_apart:
+            yield from copy_gradually(layout, place, result)
 
     slots = ReduceScatterSlots(rank, size, lengths, reduce, last_of(reduce))
     chunks = InChunks(rank, size, steps, keep=shape.kept_for_second)
@@ -201,11 +203,6 @@ PLANS: Mapping[str, Callable[[GroupShape, Fingerprint, Opened[Buffer], Any], Shm
 """By the kind of a collective: what makes its plan."""
 
 
-def _overlap(first: memoryview, second: memoryview) -> bool:
-    """Return whether the two share bytes."""
-    return np.may_share_memory(np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8))
-
-
 def _plan(
     shape: GroupShape,
     agreed: Fingerprint,
@@ -224,6 +221,13 @@ def _plan(
 def last_of(reduce: Reduction) -> Callable[[memoryview], object] | None:
     """Return what remains to be done with reduced memory; None: nothing."""
     return reduce.finish if reduce.needs_finish else None
+
+
+def copy_gradually(layout: ShmLayout, target: memoryview, source: memoryview) -> Iterator[Step]:
+    """Yield ``target[:] = source`` as steps, for long data that share no memory or are the same."""
+    for start in range(0, len(source), STEP):
+        piece = slice(start, start + STEP)
+        yield RELEASE, layout.rank, 0, [(target[piece], source[piece])], ()
 
 
 def finish_gradually(layout: ShmLayout, reduce: Reduction, data: memoryview) -> Iterator[Step]:

@@ -31,9 +31,10 @@ class AllGatherSlots(Exchange[tuple[DataView, BlocksView]]):
     def finish(
         self, number: int, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
     ) -> bool:
-        own, places = given[0].view, given[1].views
-        if own is not places[self.rank]:
-            copy(places[self.rank], own)
+        places = given[1].views
+        if given[0].view is not places[self.rank]:
+            # From the slot, because the own block's memory may lie over several places.
+            copy(places[self.rank], slots[self.rank][: self.nbytes])
         for rank, length in self.reads:
             copy(places[rank], slots[rank][:length])
         return False

@@ -3,7 +3,8 @@
 All take an optional ``choice``, which overrides the table and must be equal on all ranks. Blocks
 are lists with one memoryview a rank. Inputs are only read and outputs filled completely, with two
 exceptions: ``all_reduce`` (and ``reduce`` on the root) work in place, and ``all_gather`` finds this
-rank's own block in place. Memory is writable, contiguous, one-dimensional, of format "B".
+rank's own block in place. Memory is writable, contiguous, one-dimensional, of format "B". Inputs and
+outputs share none, but what a rank has for itself may be exactly where it gets that.
 
 Awaiting raises what the channel raises; outputs then hold anything. A ValueError says that a choice
 names an algorithm the operation does not have.

@@ -6,6 +6,8 @@ import ctypes
 import sys
 from collections.abc import Callable
 
+import numpy as np
+
 
 class _Memory(ctypes.Array[ctypes.c_ubyte]):
     """All bytes from an address on; a slice of it is one tensor's memory.
@@ -29,3 +31,10 @@ def bytes_at(address: int, nbytes: int, owner: object = None) -> memoryview:
     if owner is not None:
         memory.owner = owner
     return memoryview(memory)[:nbytes].cast("B")
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of ``view`` begin; there must be some."""
+    if view.readonly:
+        return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))

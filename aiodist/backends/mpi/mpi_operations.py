@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-import numpy as np
-
 from aiodist.backends.gradual_copy import copy_gradually
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi
@@ -19,6 +17,8 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.tensors import scratch
+from aiodist.tensors.memory_overlap import overlap
+from aiodist.tensors.raw_memory import address_of
 
 
 class MpiOperations:
@@ -116,7 +116,7 @@ class MpiOperations:
             await self._watch(request, len(data))
             return
         whole = self._joined(blocks)
-        if whole is None or _overlap(whole, data):
+        if whole is None or overlap(whole, data):
             whole = None
             target = scratch(_total(blocks))
         else:
@@ -202,9 +202,9 @@ class MpiOperations:
         filled = [block for block in blocks if len(block)]
         if len(filled) < 2:
             return filled[0] if filled else None
-        start = end = _address(filled[0])
+        start = end = address_of(filled[0])
         for block in filled:
-            if _address(block) != end:
+            if address_of(block) != end:
                 return None
             end += len(block)
         readonly = any(block.readonly for block in filled)
@@ -213,7 +213,7 @@ class MpiOperations:
     async def _one_piece(self, blocks: Blocks, apart_from: memoryview | None = None) -> memoryview:
         """All blocks one after the other, copied if need be; not in the memory of ``apart_from``."""
         whole = self._joined(blocks)
-        if whole is not None and (apart_from is None or not _overlap(whole, apart_from)):
+        if whole is not None and (apart_from is None or not overlap(whole, apart_from)):
             return whole
         copy = scratch(_total(blocks))
         for part, block in zip(_parts(copy, blocks), blocks, strict=True):
@@ -236,14 +236,3 @@ def _total(blocks: Blocks) -> int:
 def _parts(whole: memoryview, blocks: Sequence[memoryview]) -> list[memoryview]:
     ends = list(accumulate(map(len, blocks)))
     return [whole[end - len(block) : end] for end, block in zip(ends, blocks, strict=True)]
-
-
-def _address(data: memoryview) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
-
-
-def _overlap(a: memoryview, b: memoryview) -> bool:
-    if not len(a) or not len(b):
-        return False
-    start, other = _address(a), _address(b)
-    return start < other + len(b) and other < start + len(a)
