@@ -132,6 +132,37 @@ class TwoTensorPlan(Plan):
         return [(self._source, operation.tensor), (self._target, operation.output)]
 
 
+class ApartTensorsPlan(TwoTensorPlan):
+    """The plan of a collective whose two tensors may not share memory."""
+
+    __slots__ = ("_source_bytes", "_target_bytes")
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: TensorSignature[CachedView],
+        target: TensorSignature[CachedView],
+        opened: Opened[Buffer],
+    ) -> None:
+        super().__init__(plan, source, target)
+        self._source_bytes = opened.inputs[0].nbytes
+        self._target_bytes = opened.outputs[0].nbytes
+
+    def views(self, operation: Any) -> tuple[CachedView, CachedView] | None:
+        views = TwoTensorPlan.views(self, operation)
+        if views is None:
+            return None
+        source, target = views
+        # Equal calls are compared once for each pair of addresses.
+        if source.apart is not target:
+            start = self._source.address_of(operation.tensor)
+            other = self._target.address_of(operation.output)
+            if start < other + self._target_bytes and other < start + self._source_bytes:
+                return None  # `Operation.open` raises the error
+            source.apart = target
+        return views
+
+
 class PlanCache:
     """The plans of one group."""
 
@@ -213,7 +244,11 @@ def _with_signatures(plan: Plan, operation: Any, opened: Opened[Buffer]) -> Plan
         return plan
     source = inputs[0].signature(_maker(opened.out_of))
     target = outputs[0].signature(_maker(opened.into))
-    return plan if source is None or target is None else TwoTensorPlan(plan, source, target)
+    if source is None or target is None:
+        return plan
+    if isinstance(operation, AllToAllSingle):
+        return ApartTensorsPlan(plan, source, target, opened)
+    return TwoTensorPlan(plan, source, target)
 
 
 def _maker(lengths: Sequence[int]) -> Callable[[memoryview], CachedView]:

@@ -11,12 +11,14 @@ from aiodist.shm.group_area import SLOTS
 class CachedView:
     """The schedule of an operation in chunks on some memory; see `backends.view_cache`."""
 
-    __slots__ = ("beside", "schedule", "used")
+    __slots__ = ("apart", "beside", "schedule", "used")
 
     def __init__(self) -> None:
         self.schedule: Sequence[Step] | None = None
         self.beside: object = None
         """The other memory that ``schedule`` uses."""
+        self.apart: object = None
+        """The last memory that was found to share no bytes with this one."""
         self.used = False
 
 

@@ -19,6 +19,7 @@ from aiodist.groups.sizes import split_lengths, unequal
 from aiodist.groups.tensor_checks import (
     M,
     Open,
+    check_apart,
     check_dtype,
     check_kept,
     check_own,
@@ -197,6 +198,7 @@ class Gather(Collective[None]):
         check_distinct(outputs, "gather_list")
         memory = open_one(self.tensor, "tensor", writable=False)
         places = each_of(outputs, "gather_list", open_one, memory, writable=True)
+        check_apart(places, "gather_list")
         if places:
             check_own(places[group.rank], memory, "gather_list")
         return Opened([memory], places, into=_nbytes(places))
@@ -292,6 +294,7 @@ class AllGather(_AllGather):
         check_distinct(outputs, "tensor_list")
         memory = open_one(self.tensor, "tensor", writable=False)
         places = each_of(outputs, "tensor_list", open_one, memory, writable=True)
+        check_apart(places, "tensor_list")
         check_own(places[group.rank], memory, "tensor_list")
         return Opened([memory], places, into=_nbytes(places))
 
@@ -341,6 +344,8 @@ class AllGatherCoalesced(Collective[None]):
             each_of(row, f"{name}[{number}]", open_one, memory[0], writable=True)
             for number, row in enumerate(rows)
         ]
+        for number, column in enumerate(zip(*places, strict=True)):
+            check_apart(column, f"[row[{number}] for row in {name}]")
         for place, own in zip(places[group.rank], memory, strict=True):
             check_own(place, own, f"{name}[{group.rank}]")
         lengths = [sum(_nbytes(row)) for row in places]
@@ -423,6 +428,7 @@ class AllToAll(_AllToAll):
         inputs = check_list(self.inputs, "input_tensor_list", group.size)
         sources = each_of(inputs, "input_tensor_list", open_one, writable=False)
         places = each_of(outputs, "output_tensor_list", open_one, sources[0], writable=True)
+        check_apart(places, "output_tensor_list", sources, "input_tensor_list")
         check_own(places[group.rank], sources[group.rank], "output_tensor_list")
         return Opened(sources, places, _nbytes(sources), _nbytes(places))
 
@@ -455,6 +461,7 @@ class AllToAllSingle(_AllToAll):
         source = open_one(self.tensor, "input", writable=False)
         place = open_one(self.output, "output", writable=True)
         check_dtype(place, "output", source)
+        check_apart([place], "output", [source], "input")
         size, rank = group.size, group.rank
         out_of = split_lengths(source.shape, source.nbytes, "input", self.input_splits, size)
         into = split_lengths(place.shape, place.nbytes, "output", self.output_splits, size)

@@ -26,6 +26,10 @@ class Memory(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """The addresses where it begins and ends; None if it is empty, or a copy of the tensor."""
+
 
 M = TypeVar("M", bound=Memory)
 Opens = TypeVar("Opens", bound=Memory, covariant=True)
@@ -73,6 +77,36 @@ def check_dtype(one: Memory, name: str, like: Memory) -> None:
         raise InvalidUsageError(
             f"{name} is {one.dtype.name}, it must be {like.dtype.name} as the rest of the call"
         )
+
+
+def check_apart(
+    written: Sequence[Memory], name: str, read: Sequence[Memory] = (), read_name: str = ""
+) -> None:
+    """Raise InvalidUsageError if two of ``written`` share memory, or one of them and one of ``read``.
+
+    A tensor of which a copy takes part in the operation is not compared.
+    """
+    stretches = [(*at, True, number) for number, one in enumerate(written) if (at := one.extent)]
+    stretches += [(*at, False, number) for number, one in enumerate(read) if (at := one.extent)]
+    stretches.sort()
+    # Invariant: all stretches so far begin before the next one, so it overlaps one of them if it begins
+    # before the one that ends last has ended.
+    end_of_written = end_of_read = last_written = 0
+    for start, end, is_written, number in stretches:
+        if is_written and start < end_of_written:
+            raise InvalidUsageError(
+                f"{name}[{last_written}] and {name}[{number}] share memory, which cannot hold what "
+                "comes for both; make a tensor for each"
+            )
+        if start < (end_of_read if is_written else end_of_written):
+            raise InvalidUsageError(
+                f"{name} and {read_name} share memory, so what comes would overwrite what is still to "
+                "be sent; pass another output"
+            )
+        if is_written:
+            end_of_written, last_written = end, number
+        elif end > end_of_read:
+            end_of_read = end
 
 
 def check_own(in_list: Memory, own: Memory, name: str) -> None:

@@ -69,7 +69,7 @@ def all_gather(
 
     Args:
         tensor_list: One tensor for each rank, with that rank's number of elements, all of one
-            dtype. No tensor stands in it twice.
+            dtype. They share no memory.
         tensor: This rank's tensor. Shapes may differ between ranks.
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
@@ -143,7 +143,8 @@ def all_gather_into_tensor(
         output_tensor: Group size times the elements of ``input_tensor``, of the same dtype.
             Concatenated along the first dimension or stacked along a new one: the memory is the
             same.
-        input_tensor: This rank's tensor. Same dtype and number of elements on all ranks.
+        input_tensor: This rank's tensor. Same dtype and number of elements on all ranks. It may lie
+            in ``output_tensor``.
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -182,7 +183,7 @@ def gather(
     Args:
         tensor: This rank's tensor. One dtype on all ranks; shapes may differ.
         gather_list: On the target one tensor for each rank, with that rank's number of elements.
-            None on the other ranks.
+            They share no memory. None on the other ranks.
         dst: The target's global rank; the group's first rank if neither it nor ``group_dst`` is
             given.
         group: The process group; None is the default group.
@@ -256,8 +257,8 @@ def reduce_scatter(
 ) -> Done:
     """Reduce ``input_list[r]`` over all ranks into rank r's ``output``.
 
-    The inputs stay as they are. Cancelled, it fails on all ranks. After a failure the contents of
-    ``output`` are undefined.
+    The inputs stay as they are, except where ``output`` lies in them. Cancelled, it fails on all
+    ranks. After a failure the contents of ``output`` are undefined.
 
     Args:
         output: This rank's result, with as many elements as its entry of ``input_list``.
@@ -295,8 +296,8 @@ def reduce_scatter_tensor(
 ) -> Done:
     """Reduce ``input`` over all ranks; rank r gets the r-th of its equal parts in ``output``.
 
-    ``input`` stays as it is. Cancelled, it fails on all ranks. After a failure the contents of
-    ``output`` are undefined.
+    ``input`` stays as it is, except where ``output`` lies in it. Cancelled, it fails on all ranks.
+    After a failure the contents of ``output`` are undefined.
 
     Args:
         output: This rank's result. Same dtype and number of elements on all ranks.
@@ -337,7 +338,7 @@ def all_to_all(
 
     Args:
         output_tensor_list: One tensor for each rank, with as many elements as that rank sends
-            here. No tensor stands in it twice.
+            here. They share no memory, and none with those of ``input_tensor_list``.
         input_tensor_list: One tensor for each rank, all of one dtype. Shapes may differ.
         group: The process group; None is the default group.
         async_op: Whether to return as soon as the operation has started.
@@ -375,7 +376,7 @@ def all_to_all_single(
     it fails on all ranks. After a failure the contents of ``output`` are undefined.
 
     Args:
-        output: Where rows are received, of the same dtype as ``input``.
+        output: Where rows are received, of the same dtype as ``input``. The two share no memory.
         input: The rows to send, by group rank.
         output_split_sizes: How many rows come from each rank; None divides ``output`` equally.
         input_split_sizes: How many rows go to each rank; None divides ``input`` equally.

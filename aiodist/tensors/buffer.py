@@ -13,6 +13,7 @@ import numpy as np
 from aiodist.errors import ProtocolError
 from aiodist.tensors import numpy_memory
 from aiodist.tensors.dtypes import DType
+from aiodist.tensors.raw_memory import address_of
 from aiodist.tensors.tensor_signature import M, TensorSignature
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ class Buffer:
     def is_staged(self) -> bool:
         """Whether ``view`` is a copy, so that a receive has to end with `write_back`."""
         return self._staged is not None
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """Where the owner's memory begins and ends; None if it is empty or ``view`` is a copy of it."""
+        if self._staged is not None or not self.nbytes:
+            return None
+        start = address_of(self.view)
+        return start, start + self.nbytes
 
     def signature(self, make: Callable[[memoryview], M]) -> TensorSignature[M] | None:
         """What opens tensors of the owner's type, dtype and shape in few steps.

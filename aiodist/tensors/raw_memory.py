@@ -23,6 +23,8 @@ class _Memory(ctypes.Array[ctypes.c_ubyte]):
 
 
 _at: Callable[[int], _Memory] = _Memory.from_address
+_addressof = ctypes.addressof
+_first_byte: Callable[[memoryview], ctypes.c_ubyte] = ctypes.c_ubyte.from_buffer
 
 
 def bytes_at(address: int, nbytes: int, owner: object = None) -> memoryview:
@@ -37,4 +39,4 @@ def address_of(view: memoryview) -> int:
     """Return where the bytes of ``view`` begin; there must be some."""
     if view.readonly:
         return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
-    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+    return _addressof(_first_byte(view))

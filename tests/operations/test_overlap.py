@@ -1,4 +1,7 @@
-"""Inputs and outputs that share memory: results are as if all inputs had been read first."""
+"""Inputs and outputs that share memory: results are as if all inputs had been read first.
+
+Only an all_to_all, and lists of results that share memory, are refused.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
@@ -176,3 +180,47 @@ async def test_equal_calls_on_other_memory_are_right(count: int) -> None:
             assert np.array_equal(place, total(rank, count))
 
     await run_ranks(SIZE, main, "shm", timeout=30)
+
+
+@pytest.mark.parametrize("transport", ["shm", "inproc"])
+async def test_an_all_to_all_in_place_is_refused_after_equal_calls(transport: str) -> None:
+    """A plan of equal tensors at other addresses does not hide that two share memory."""
+
+    async def main(rank: int) -> None:
+        memory = torch.arange(4.0 * SIZE) + 100 * rank
+        parts = [memory[: 2 * SIZE], memory[2 * SIZE :]]
+        for _ in range(3):
+            for first, second in ((0, 1), (1, 0)):
+                await dist.all_to_all_single(parts[first], parts[second])
+        for part in parts:
+            with pytest.raises(dist.InvalidUsageError, match="output and input share memory"):
+                dist.all_to_all_single(part, part)
+        with pytest.raises(dist.InvalidUsageError, match="output and input share memory"):
+            dist.all_to_all_single(memory[SIZE : 3 * SIZE], parts[0])
+        await dist.all_to_all_single(parts[0], parts[1])
+
+    await run_ranks(SIZE, main, transport, timeout=20)
+
+
+@pytest.mark.parametrize("transport", ["shm", "inproc"])
+async def test_an_all_to_all_between_parts_of_one_memory_is_taken(transport: str) -> None:
+    """Parts side by side, empty ones inside of others, and columns, of which copies travel."""
+
+    async def main(rank: int) -> None:
+        memory = torch.full((4 * SIZE,), float(rank))
+        sent, came = memory.split(2 * SIZE)
+        for _ in range(3):
+            sent.fill_(rank)
+            await dist.all_to_all_single(came, sent)
+            assert came.tolist() == [0, 0, 1, 1, 2, 2]
+        inputs, outputs = [came[1:1] for _ in range(SIZE)], [sent[1:1] for _ in range(SIZE)]
+        inputs[rank], outputs[rank] = sent, came
+        await dist.all_to_all(outputs, inputs)
+        assert (came == rank).all()
+        await dist.all_to_all([came[:2], came[2:4], came[4:]], [sent[:2]] * SIZE)
+        assert came.tolist() == [0, 0, 1, 1, 2, 2]
+        columns = torch.full((2 * SIZE, 2), float(rank))
+        await dist.all_to_all_single(columns[:, 0], columns[:, 1])
+        assert columns[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+
+    await run_ranks(SIZE, main, transport, timeout=20)

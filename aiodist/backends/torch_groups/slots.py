@@ -70,6 +70,16 @@ class Slot:
         return self.raw.numel()
 
     @property
+    def extent(self) -> tuple[int, int] | None:
+        """As `Buffer.extent`."""
+        if self._buffer is not None:
+            return self._buffer.extent
+        if self._staged is not None or not self.count:
+            return None
+        start = self.raw.data_ptr()
+        return start, start + self.nbytes
+
+    @property
     def device(self) -> torch.device:
         return self.raw.device
 

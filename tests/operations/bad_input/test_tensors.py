@@ -88,6 +88,62 @@ ENTRIES: list[Entry] = [
         r"output_tensor_list\[0\] and output_tensor_list\[1\] are the same tensor",
     ),
     (
+        "all_gather: views of one memory",
+        lambda h: dist.all_gather([(one := t(6))[:4], t(4), one[2:]], t(4)),
+        InvalidUsageError,
+        r"tensor_list\[0\] and tensor_list\[2\] share memory, .* for both; make a tensor for each",
+    ),
+    (
+        "gather: views of one array",
+        lambda h: dist.gather(np.ones(4), [np.ones(4), *[(one := np.ones(4))[:], one[:]]], ME),
+        InvalidUsageError,
+        r"gather_list\[1\] and gather_list\[2\] share memory",
+    ),
+    (
+        "all_gather_coalesced: views of one memory",
+        lambda h: dist.all_gather_coalesced(
+            [[t(4), (one := t(4))[:]], [t(4), t(4)], [t(4), one[:]]], ts(4, 4)
+        ),
+        InvalidUsageError,
+        r"\[row\[1\] for row in output_tensor_lists\]\[0\] and .*\[2\] share memory",
+    ),
+    (
+        "all_to_all: views of one memory",
+        lambda h: dist.all_to_all(list(t(6).unfold(0, 4, 1)), ts(4, 4, 4)),
+        InvalidUsageError,
+        r"output_tensor_list\[0\] and output_tensor_list\[1\] share memory",
+    ),
+    (
+        "all_to_all: in place",
+        lambda h: dist.all_to_all(both := ts(4, 4, 4), both),
+        InvalidUsageError,
+        "output_tensor_list and input_tensor_list share memory, .* pass another output",
+    ),
+    (
+        "all_to_all: one output over inputs",
+        lambda h: dist.all_to_all([t(4), (one := t(12))[2:6], t(4)], list(one.split(4))),
+        InvalidUsageError,
+        "output_tensor_list and input_tensor_list share memory",
+    ),
+    (
+        "all_to_all: one input over outputs",
+        lambda h: dist.all_to_all(list((one := t(12)).split(4)), [t(4), one[2:6], t(4)]),
+        InvalidUsageError,
+        "output_tensor_list and input_tensor_list share memory",
+    ),
+    (
+        "all_to_all_single: in place",
+        lambda h: dist.all_to_all_single(both := np.ones(6), both),
+        InvalidUsageError,
+        "output and input share memory, .* pass another output",
+    ),
+    (
+        "all_to_all_single: partly in place",
+        lambda h: dist.all_to_all_single((one := t(9))[:6], one[3:]),
+        InvalidUsageError,
+        "output and input share memory",
+    ),
+    (
         "all_gather: own entry",
         lambda h: dist.all_gather(ts(4, 5, 4), t(4)),
         InvalidUsageError,
