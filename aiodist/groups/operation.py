@@ -449,7 +449,11 @@ class AllToAllSingle(_AllToAll):
             self.output_splits,
             self.input_splits,
         )
-        splits = None if into is None else tuple(into), None if out_of is None else tuple(out_of)
+        splits: Hashable = None
+        if into is not None or out_of is not None:
+            if not (_are_ints(into) and _are_ints(out_of)):
+                return None  # 1.0 and True are equal to 1 in a key, but `open` refuses them
+            splits = tuple(into or ()), tuple(out_of or ())
         kinds = type(output), type(tensor)
         return "all_to_all", kinds, output.dtype, output.shape, tensor.dtype, tensor.shape, splits
 
@@ -569,6 +573,16 @@ def _filled(tensors: Any, name: str) -> list[Tensor]:
 
 def _facts(tensors: Sequence[Tensor]) -> Hashable:
     return tuple((type(tensor), tensor.dtype, tensor.shape) for tensor in tensors)
+
+
+def _are_ints(splits: Any) -> bool:
+    """Return whether ``splits`` is None, or a list or tuple of nothing but ints."""
+    return splits is None or (
+        isinstance(splits, (list, tuple)) and set(map(type, splits)) <= _ONLY_INT
+    )
+
+
+_ONLY_INT = frozenset[type]({int})
 
 
 def _nbytes(memory: Sequence[M]) -> list[int]:

@@ -54,3 +54,18 @@ async def test_splits_are_a_list() -> None:
             dist.all_to_all_single(torch.zeros(4), torch.zeros(4), wrong)
 
     await run_ranks(2, main, timeout=20)
+
+
+@pytest.mark.parametrize("splits", [[1.0, 1.0], [True, True], np.ones(2, np.int64)])
+async def test_splits_that_are_refused_are_so_after_equal_ones_too(splits: Any) -> None:
+    async def main(rank: int) -> None:
+        data, place = np.full(2, rank), np.zeros(2, np.int64)
+        for equal in ([1, 1], (1, 1), [np.int64(1)] * 2):
+            place[:] = -1
+            await dist.all_to_all_single(place, data, equal, equal)
+            assert place.tolist() == [0, 1]
+        for both in ((splits, [1, 1]), ([1, 1], splits)):
+            with pytest.raises(TypeError, match="split_sizes must be"):
+                dist.all_to_all_single(place, data, *both)
+
+    await run_ranks(2, main, "shm", timeout=20)
