@@ -328,8 +328,8 @@ class World:
         """
         if self.its_loop is None or _running_loop() is not None:
             return function(*args)
-        asyncio._set_running_loop(self.its_loop)
         try:
+            asyncio._set_running_loop(self.its_loop)
             return function(*args)
         finally:
             asyncio._set_running_loop(None)

@@ -80,15 +80,18 @@ class BlockedCaller:
         try:
             if not handoff.take():
                 return False  # the loop has ended, and with it the operation
-            asyncio._set_running_loop(self._loop)
             sleeps = False
             try:
+                asyncio._set_running_loop(self._loop)
                 went_on, sleeps = self._go_on(slept)
-                return went_on
             finally:
                 asyncio._set_running_loop(None)
-                # What does not wait for another rank waits for a turn of the loop.
-                handoff.give_back() if sleeps else handoff.resume()
+            # What does not wait for another rank waits for a turn of the loop.
+            handoff.give_back() if sleeps else handoff.resume()
+            return went_on
+        except BaseException:
+            handoff.abandon()
+            raise
         finally:
             if held:
                 handoff.interrupts.release()

@@ -62,7 +62,9 @@ class LoopHandoff:
         """``longest_pause()``: for how many seconds streams can wait; 0 while an operation is under way."""
         self.interrupts = Interrupts(threading.main_thread().ident)
         self._longest_pause = longest_pause
-        self.loop_lock = threading.Lock()  # held by the thread that uses the loop's objects
+        # Held by the thread that uses the loop's objects. It knows its owner, so that a thread in which
+        # a signal's handler has raised can release what it holds, wherever it was struck.
+        self.loop_lock = threading.RLock()
         self._iteration = threading.Lock()  # held by the loop's thread unless it sleeps
         self._alarm = threading.Lock()  # released to wake the loop's thread where it lingers
         self._alarm.acquire()
@@ -141,7 +143,7 @@ class LoopHandoff:
                 events = select(min(left, LINGER))
             if self._scheduled or self._recalled:
                 break
-            if events and (self._runner or self.loop_lock.locked()):
+            if events and (self._runner or self._driver):
                 # The thread that drives reads the streams itself.
                 self._linger(LINGER)
                 events = select(0)
@@ -165,7 +167,7 @@ class LoopHandoff:
 
     def acquire(self) -> bool:
         """Return whether the calling thread may drive now; it then calls `give_back` or `resume`."""
-        if not self._lent:
+        if not self._lent or self._driver == _get_ident():  # in a signal's handler
             return False
         if self._wanted:  # it goes first, and is soon done
             if not self._iteration.acquire(timeout=_SHORT):
@@ -284,8 +286,8 @@ class LoopHandoff:
         self._wake()
 
     def abandon(self) -> None:
-        """End driving after an error, if this thread drives still; wake the loop."""
-        if self._driver == _get_ident():
+        """End driving after an error, wherever it came, if this thread drives still; wake the loop."""
+        if self.loop_lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             self.resume()
         else:
             self._wake()

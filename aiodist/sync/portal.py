@@ -104,20 +104,17 @@ class Portal:
         try:
             drives = handoff.acquire()
             if drives:
-                try:
-                    if self._posted:
-                        _as_running(loop, partial(_run_all, self._posted))
-                    work = _as_running(loop, call)
-                    if blocks:
-                        ended = self._drive(loop, work, held)
-                    elif isinstance(work, Work) and work._done and not loop.has_callbacks():
-                        handoff.give_back()  # the loop has nothing to do for it
-                    else:
-                        handoff.resume()
-                except BaseException:
-                    handoff.abandon()
-                    raise
+                if self._posted:
+                    _as_running(loop, partial(_run_all, self._posted))
+                work = _as_running(loop, call)
+                if blocks:
+                    ended = self._drive(loop, work, held)
+                elif isinstance(work, Work) and work._done and not loop.has_callbacks():
+                    handoff.give_back()  # the loop has nothing to do for it
+                else:
+                    handoff.resume()
         except BaseException:
+            handoff.abandon()
             if held:
                 handoff.interrupts.release()
             raise
@@ -158,18 +155,15 @@ class Portal:
         try:
             drives = handoff.acquire()
             if drives:
-                try:
-                    if self._posted:
-                        _as_running(loop, partial(_run_all, self._posted))
-                    work = (begin or group.backend.start)(operation, seconds)
-                    if isinstance(work, tuple):  # it has completed
-                        handoff.give_back()
-                    else:
-                        ended = self._drive(loop, work, held)
-                except BaseException:
-                    handoff.abandon()
-                    raise
+                if self._posted:
+                    _as_running(loop, partial(_run_all, self._posted))
+                work = (begin or group.backend.start)(operation, seconds)
+                if isinstance(work, tuple):  # it has completed
+                    handoff.give_back()
+                else:
+                    ended = self._drive(loop, work, held)
         except BaseException:
+            handoff.abandon()
             if held:
                 handoff.interrupts.release()
             raise
@@ -478,8 +472,8 @@ class CrossThreadCall:
 
 def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:
     """Return what ``call`` returns where ``loop``, which is lent, counts as running."""
-    _set_running_loop(loop)
     try:
+        _set_running_loop(loop)  # a signal's handler may raise as it returns
         return call()
     finally:
         _set_running_loop(None)

@@ -62,7 +62,14 @@ def running(handoff: LoopHandoff) -> Iterator[Any]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         handoff.close(loop)
-    assert not handoff.loop_lock.locked()
+    assert not is_locked(handoff.loop_lock)
+
+
+def is_locked(lock: Any) -> bool:
+    if lock._is_owned() or not lock.acquire(False):
+        return True
+    lock.release()
+    return False
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -342,7 +349,7 @@ def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(handoff, "acquire", struck)
         with pytest.raises(KeyboardInterrupt):
             portal.call(lambda: ended, True)
-        until(lambda: not handoff.loop_lock.locked())  # the loop's thread has it for a moment
+        until(lambda: not is_locked(handoff.loop_lock))  # the loop's thread has it for a moment
     finally:
         portal.leave()
 
@@ -381,7 +388,7 @@ def test_events_are_read_with_the_loop_lock_held() -> None:
     stale, fresh = [("stale", 1)], [("fresh", 1)]
 
     def select(timeout: float | None) -> Any:
-        return fresh if timeout == 0 and handoff.loop_lock.locked() else stale
+        return fresh if timeout == 0 and is_locked(handoff.loop_lock) else stale
 
     found = []
     handoff.run(SimpleNamespace(), lambda: found.append(handoff.sleep(select, None)))
@@ -470,7 +477,7 @@ def run_in_thread(handoff: Any, ended: threading.Lock) -> tuple[threading.Thread
 
     thread = threading.Thread(target=main)
     thread.start()
-    until(lambda: bool(handoff._runner and not handoff.loop_lock.locked()))  # it falls asleep
+    until(lambda: bool(handoff._runner and not is_locked(handoff.loop_lock)))  # it falls asleep
     return thread, found
 
 
