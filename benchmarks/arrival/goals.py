@@ -12,6 +12,7 @@ from benchmarks.arrival.results import Figures, PatternReport
 from benchmarks.arrival.wakeup import WakeUp
 
 APIS = ("async", "blocking")
+PERSISTENT = ("async-persistent", "blocking-persistent")
 GLOO, FLOOR, OPEN_MPI = "gloo", "floor", "openmpi"
 OWN_MEDIAN = "its own median"
 
@@ -39,6 +40,7 @@ class PatternTarget:
     """Which of the `Figures` is compared."""
     enough: float = 0.0
     """Microseconds at which it is met whatever the ratio."""
+    apis: tuple[str, ...] = APIS
 
     def is_of(self, case: PatternCase) -> bool:
         """Whether ``case`` counts."""
@@ -59,6 +61,15 @@ TARGETS = (
     PatternTarget("one rank late by 500 us, 1 MiB", LATE, GLOO, 0.2, 500e-6, (MIB, MIB)),
     PatternTarget(
         "first call after 20 ms of computation, 4 B", TRAINING, WakeUp.name, 1.5, 20e-3, (4, 4)
+    ),
+    PatternTarget(
+        "the same, of a persistent collective",
+        TRAINING,
+        WakeUp.name,
+        1.5,
+        20e-3,
+        (4, 4),
+        apis=PERSISTENT,
     ),
     PatternTarget(
         "tight loop of 4 B, or at most 6 us", TIGHT, OPEN_MPI, 3.0, sizes=(4, 4), enough=6.0
@@ -121,7 +132,7 @@ def standings(report: PatternReport) -> Iterator[Standing]:
             )
             for case, row in report.rows(target.kind)
             if target.is_of(case)
-            for peer in APIS
+            for peer in target.apis
             if (ratio := _ratio(row.get(peer), row, target)) is not None
         ]
         if not found:

@@ -15,7 +15,7 @@ from benchmarks.arrival.cases import PatternCase, PatternSuite
 from benchmarks.arrival.results import PatternReport, PatternResult, results_of
 from benchmarks.processes import Ranks
 
-PEERS = ("gloo", "async", "blocking", "floor", "wake-up")
+PEERS = ("gloo", "async", "blocking", "async-persistent", "blocking-persistent", "floor", "wake-up")
 """Those that share their processes and take turns."""
 
 
