@@ -8,6 +8,7 @@ from typing import Any
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
+from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.argument_checks import check_rank, fill_list
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
@@ -21,7 +22,7 @@ log = logging.getLogger("aiodist")
 Node = list[Any]
 """The description of a part of a state for the other ranks: its kind and its contents."""
 
-_TENSOR, _DICT, _LIST, _TUPLE, _VALUE = range(5)
+_TENSOR, _DICT, _LIST, _TUPLE, _VALUE, _REFUSED = range(6)
 
 
 async def sync_state(
@@ -56,6 +57,8 @@ async def sync_state(
 
     Raises:
         CollectiveError: What `broadcast` and `broadcast_object_list` raise.
+        InvalidUsageError: A tensor of the source cannot travel, a sparse one for instance. All ranks
+            raise it.
         TypeError: A part of the state cannot travel.
     """
     pg = current_world().group_here(group)
@@ -63,12 +66,22 @@ async def sync_state(
     seconds = to_seconds(timeout)
     tensors: list[Tensor] = []
     plan: list[Any] = [None]
+    refused: DistError | None = None
     if pg.rank == root:
-        plan[0] = _describe(state_dict, tensors)
+        try:
+            plan[0] = _describe(state_dict, tensors)
+        except DistError as error:  # the other ranks wait for the state, so they have to know
+            plan[0], refused = [_REFUSED, str(error)], error
     fill = partial(fill_list, plan)
     name, pickle = "broadcast_object_list", pg.world.allow_pickle
     await pg.start(BroadcastObject(name, plan, fill, root, pickle), seconds)
+    if refused is not None:
+        raise refused
     if pg.rank != root:
+        if plan[0][0] == _REFUSED:
+            raise InvalidUsageError(
+                f"the state of rank {pg.ranks[root]} cannot travel: {plan[0][1]}"
+            )
         rebuilding = _Rebuilding()
         state_dict, tensors = rebuilding.part(plan[0], state_dict), rebuilding.tensors
         if rebuilding.unused:

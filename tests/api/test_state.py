@@ -141,3 +141,13 @@ async def test_state_that_cannot_be_sent_is_refused_on_the_source_and_told_to_th
         assert await dist.sync_state(state) == {"f": 1}
 
     await run_ranks(2, main)
+
+
+async def test_all_ranks_hear_of_a_tensor_that_cannot_travel() -> None:
+    async def main(rank: int) -> None:
+        sparse = torch.eye(2).to_sparse()
+        with pytest.raises(dist.InvalidUsageError, match="layout sparse_coo"):
+            await dist.sync_state({"t": sparse if rank == 0 else torch.eye(2)}, timeout=10)
+        await dist.barrier()
+
+    await run_ranks(2, main)
