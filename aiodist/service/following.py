@@ -58,7 +58,7 @@ async def _follow(group: ProcessGroup, stream: ObjectStream, handler: Handler, g
                 try:
                     if await grow(argument) is not group:
                         return False
-                except CollectiveTimeoutError:  # all ranks raise it, the leader to its caller
+                except CollectiveTimeoutError:  # no process came: the leader tells its caller
                     pass
                 reading = asyncio.ensure_future(anext(stream))
                 continue

@@ -267,7 +267,15 @@ class Service:
         return all(prepared == list(group.ranks) for _, prepared in told)
 
     async def _take_in(self, ranks: Sequence[int]) -> ProcessGroup:
-        return await grow(self._store, ranks, _ADMISSION_SECONDS)
+        members = current_world().default_group().ranks
+        while True:
+            try:
+                return await grow(self._store, ranks, _ADMISSION_SECONDS)
+            except CollectiveTimeoutError as error:
+                if not set(error.waiting_for).intersection(members):
+                    raise  # no process came, which all members know
+                # A member that lives is busy. It decides with the others later, and so does this rank:
+                # each call goes on where the one before was.
 
     async def _note(self, *, serving: bool) -> None:
         async with self._changed:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.groups.succession import Newcomer
+from aiodist.groups.newcomer import Newcomer
 from aiodist.testing import run_ranks
 from tests.engine.conftest import newcomer
 from tests.engine.deaths import die
@@ -787,6 +787,44 @@ async def test_grow_ends_with_the_service():
     async with asyncio.timeout(scaled(10)):
         with pytest.raises(dist.ServiceClosedError):
             await growing
+
+
+async def test_a_busy_member_is_waited_for_when_a_newcomer_is_taken_in(monkeypatch):
+    """It has not come within the time that a process at the store is waited for."""
+    monkeypatch.setenv("AIODIST_SOCKET_IFNAME", "lo")
+    module = importlib.import_module("aiodist.service.serving")
+    store, grow, refused = dist.MemoryStore(), module.grow, []
+
+    async def not_at_first(*arguments):
+        if (rank := dist.get_rank()) not in refused:
+            refused.append(rank)
+            raise dist.CollectiveTimeoutError("grow timed out", waiting_for=[1 - rank])
+        return await grow(*arguments)
+
+    monkeypatch.setattr(module, "grow", not_at_first)
+
+    async def member(rank):
+        meeting = {"store": meet, "rank": rank, "world_size": 2, "capacity": 3}
+        await dist.init_process_group(**meeting)
+        async with dist.serving(summing, store=store) as service:
+            if await service.until_leader():
+                later = newcomer(worker)
+                assert (await service.grow([2])).ranks == (0, 1, 2)
+                assert (await service.call([1.0])).tolist() == [6.0]
+            else:
+                later = None
+        if later is not None:
+            await later
+
+    async def worker():
+        await dist.rejoin(store, 2, timeout=20)
+        async with dist.serving(summing, store=store) as service:
+            assert not await service.until_leader()
+
+    meet = dist.MemoryStore()
+    async with asyncio.timeout(scaled(20)):
+        await asyncio.gather(*(newcomer(partial(member, rank)) for rank in range(2)))
+    assert sorted(refused) == [0, 1]
 
 
 async def test_the_leader_takes_in_a_rank_that_was_not_there_at_the_start(monkeypatch):
