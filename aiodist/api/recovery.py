@@ -21,11 +21,13 @@ from aiodist.groups.agreement import Decision
 from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
-from aiodist.groups.succession import Newcomer, changes, follow, newcomers_of
+from aiodist.groups.newcomer import Newcomer
+from aiodist.groups.succession import changes, follow, newcomers_of
 from aiodist.groups.succession import shrink as shrink_engine
 from aiodist.groups.world import current_world
 from aiodist.store import Store
 from aiodist.store.waiting import pauses
+from aiodist.transport.connecting import within
 
 log = logging.getLogger("aiodist")
 
@@ -110,17 +112,23 @@ async def grow(
     deadline = Deadline(group.timeout if timeout is None else timeout)
     async with meeting_place(world, store, deadline) as place:
         while True:
-            wanted = [rank for rank in expected if rank not in group.ranks]
-            decision = await _agree(group, place, wanted, deadline)
-            if decision.value is not None and not changes(group, decision):
-                if decision.value[1]:
-                    raise _none_came(group, decision.value[1], deadline)
-                return handle_of(group)
-            newcomers = newcomers_of(decision)
-            group = await follow(group, decision, deadline)
+            # Of a call that was cancelled between the decision and its return: the others have gone on.
+            newcomers = None if group.n_started else group.unwelcomed
+            if newcomers is None:
+                wanted = [rank for rank in expected if rank not in group.ranks]
+                decision = await _agree(group, place, wanted, deadline)
+                if decision.value is not None and not changes(group, decision):
+                    if decision.value[1]:
+                        raise _none_came(group, decision.value[1], deadline)
+                    return handle_of(group)
+                newcomers = newcomers_of(decision)
+                group = await follow(group, decision, deadline)
+                group.unwelcomed = newcomers
             for newcomer in newcomers:  # every member, since any of them may die
-                with contextlib.suppress(DistStoreError):
-                    await welcome(place, newcomer, group)
+                with contextlib.suppress(DistStoreError, TimeoutError):
+                    async with within(Deadline(max(deadline.remaining(), _GRACE_SECONDS))):
+                        await welcome(place, newcomer, group)
+            group.unwelcomed = None
             # If the decision only left out dead ranks, all members agree again on those to come.
             # A newcomer would not take part in that, so a group with newcomers is returned.
             if newcomers or set(expected) <= set(group.ranks):

@@ -33,7 +33,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.succession import Newcomer
+from aiodist.groups.newcomer import Newcomer
 from aiodist.groups.world import World, current_world
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.links.rank_info import RankInfo

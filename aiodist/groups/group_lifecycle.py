@@ -26,6 +26,7 @@ from aiodist.types import Backend
 if TYPE_CHECKING:
     from aiodist.groups.collective_backend import CollectiveBackend
     from aiodist.groups.group_facts import RankWorld
+    from aiodist.groups.newcomer import Newcomer
     from aiodist.p2p.endpoint import Endpoint
 
 WHOLE_GROUP = -1
@@ -82,6 +83,8 @@ class GroupLifecycle(ABC):
         """The members and those that were lost since, in the group's order."""
         self.newcomers: tuple[int, ...] = ()
         """Members that `grow` took in with this group."""
+        self.unwelcomed: Sequence[Newcomer] | None = None
+        """Those members while the `grow` has not returned. It may be cancelled, and called again."""
         self.generation = 0
         """How many groups this one follows on."""
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}

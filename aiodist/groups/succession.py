@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import PeerLostError
 from aiodist.groups.agreement import Decision
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.naming import successor_name
+from aiodist.groups.newcomer import Newcomer
 from aiodist.links.rank_info import RankInfo
 
 
@@ -38,14 +39,6 @@ async def _shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
 
 def _no_value(offer: Callable[[Any], None]) -> None:
     offer(None)
-
-
-class Newcomer(NamedTuple):
-    """A process that waits to be taken in. ``name``: random, its own."""
-
-    rank: int
-    rank_info: bytes
-    name: bytes
 
 
 def newcomers_of(decision: Decision) -> list[Newcomer]:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import math
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,12 @@ from aiodist.transport.turning_timer import TurningTimer
 CONNECT_SECONDS = 60.0
 """Seconds to wait for a connection. All ranks listen before any rank learns their addresses, so a
 rank whose host has not answered by then is lost."""
+
+SILENT_HOST_SECONDS = 600.0
+"""The same where the rank is watched: a host that does not answer is then found to be dead otherwise.
+One whose rank computes does not answer either, once so many others wait for that rank that its kernel
+takes no more connections for it.
+"""
 
 _NOBODY = ConnectionRefusedError, FileNotFoundError
 """Errors of the system if no process listens. A Unix socket on disk goes with its listener."""
@@ -83,8 +89,10 @@ async def introduce(link: Introducible, rank: int, seconds: float) -> None:
     raise CutOffError(str(error)) from error
 
 
-def patience_after(error: DistError) -> float:
+def patience_after(error: DistError, *, watched: bool) -> float:
     """Return for how many seconds to dial an address again that failed with ``error``.
+
+    ``watched``: heartbeats tell whether the rank lives.
 
     Without limit where its process took the connection and has not answered yet: the end of a
     process, or of its host, is noticed otherwise. And where this rank lacks what a connection takes,
@@ -92,25 +100,35 @@ def patience_after(error: DistError) -> float:
     """
     if is_exhausted(error):
         return math.inf
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, UnansweredError):
             return math.inf
         if isinstance(cause, _CUT_OFF) or getattr(cause, "errno", 0) == errno.EADDRNOTAVAIL:
             return CONNECT_SECONDS
+        if isinstance(cause, TimeoutError):
+            return SILENT_HOST_SECONDS if watched else 0.0
         if isinstance(cause, OSError) and cause.__cause__ is None:
             return 0.0
-        cause = cause.__cause__
     return CONNECT_SECONDS if isinstance(error, CutOffError) else 0.0
 
 
 def is_exhausted(error: BaseException | None) -> bool:
     """Whether ``error`` comes of what this process lacks: descriptors or memory."""
+    return any(isinstance(each, OSError) and each.errno in _EXHAUSTED for each in _causes(error))
+
+
+def needs_a_person(error: DistError) -> bool:
+    """Whether somebody may have to raise a limit of this process, or to open a firewall."""
+    if isinstance(error, UnansweredError):
+        return False
+    return is_exhausted(error) or any(isinstance(each, TimeoutError) for each in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield ``error``, what caused it, and so on."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-            return True
+        yield error
         error = error.__cause__
-    return False
 
 
 def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:

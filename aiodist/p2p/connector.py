@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError
-from aiodist.links.dialing import CONNECT_SECONDS, introduce, is_exhausted, patience_after
+from aiodist.links.dialing import CONNECT_SECONDS, introduce, needs_a_person, patience_after
 from aiodist.links.rank_info import RankInfo, reachable_at
 from aiodist.p2p.link import Link
 from aiodist.p2p.peer import Peer
@@ -17,8 +18,11 @@ from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS
 
 log = logging.getLogger("aiodist")
 
-_PAUSE_SECONDS = (0.05, 1.0)
-"""Seconds before the addresses of a rank are dialled again: at first, and at most."""
+_PAUSE_SECONDS = (0.1, 1.0)
+"""Seconds before the addresses of a rank are dialled again: at first, and after that many seconds."""
+
+_LONGEST_HANDSHAKE = 300.0
+"""The most seconds that a handshake may take at an address that does not answer."""
 
 
 class Connector:
@@ -29,11 +33,16 @@ class Connector:
         transports: Sequence[Transport],
         new_link: Callable[[Connection], Link],
         has_left: Callable[[Peer], bool],
+        *,
+        watched: bool,
     ) -> None:
-        """``has_left(peer)``: whether the peer is known to have left in good order."""
+        """``has_left(peer)``: whether the peer is known to have left in good order. ``watched``: as of
+        `patience_after`.
+        """
         self._transports = {transport.scheme: transport for transport in transports}
         self._new_link = new_link
         self._has_left = has_left
+        self._watched = watched
         self._links: set[Link] = set()  # whose handshakes are under way
         self._complained = False
 
@@ -45,24 +54,35 @@ class Connector:
         tell (`patience_after`).
         """
         loop = asyncio.get_running_loop()
-        began, pause = loop.time(), _PAUSE_SECONDS[0]
+        began, limit = loop.time(), HANDSHAKE_SECONDS
+        often, seldom = _PAUSE_SECONDS
         while True:
-            tried = await self._try_addresses(peer, own)
+            tried = await self._try_addresses(peer, own, limit)
             if tried is None or peer.links or peer.error is not None:
                 return None
-            patience = max(map(patience_after, tried.values()), default=0.0)
-            if loop.time() - began >= patience or self._has_left(peer):
+            patience = max(
+                (patience_after(error, watched=self._watched) for error in tried.values()),
+                default=0.0,
+            )
+            if patience == math.inf:
+                # Each time longer: a connection that was given up stays in the queue of a listener
+                # whose loop stands still, and that queue has an end.
+                began, limit = loop.time(), min(2 * limit, _LONGEST_HANDSHAKE)
+            elif loop.time() - began >= patience:
                 return tried
-            self._complain_of_exhaustion(peer, own, tried)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS[1])
+            if self._has_left(peer):
+                return tried
+            self._complain(peer, own, tried)
+            await asyncio.sleep(often if loop.time() - began < seldom else seldom)
 
     def close_in_child(self) -> None:
         """Close in a forked child the connections whose handshakes are under way."""
         for link in self._links:
             link.connection.close_in_child()
 
-    async def _try_addresses(self, peer: Peer, own: RankInfo) -> dict[str, DistError] | None:
+    async def _try_addresses(
+        self, peer: Peer, own: RankInfo, limit: float
+    ) -> dict[str, DistError] | None:
         deadline = Deadline(CONNECT_SECONDS)
         tried: dict[str, DistError] = {}
         for address in peer.rank_info.addresses:
@@ -70,30 +90,28 @@ class Connector:
                 continue
             transport = self._transports[address.partition(":")[0]]
             try:
-                await self._dial(peer, await transport.connect(address, deadline))
+                await self._dial(peer, await transport.connect(address, deadline), limit)
             except DistError as error:
                 tried[address] = error
             else:
                 return None
         return tried
 
-    async def _dial(self, peer: Peer, connection: Connection) -> None:
+    async def _dial(self, peer: Peer, connection: Connection, limit: float) -> None:
         link = self._new_link(connection)
         self._links.add(link)
         try:
-            await introduce(link, peer.rank, HANDSHAKE_SECONDS)
+            await introduce(link, peer.rank, limit)
         finally:
             self._links.discard(link)
 
-    def _complain_of_exhaustion(
-        self, peer: Peer, own: RankInfo, tried: Mapping[str, DistError]
-    ) -> None:
-        error = next(filter(is_exhausted, tried.values()), None)
+    def _complain(self, peer: Peer, own: RankInfo, tried: Mapping[str, DistError]) -> None:
+        """Say once why this rank still tries, where a person may have to change something."""
+        error = next(filter(needs_a_person, tried.values()), None)
         if error is not None and not self._complained:
             self._complained = True
             log.warning(
-                "rank %d cannot connect to rank %d, and tries again: %s (raise the limit on open "
-                "files, ulimit -n, if it is that)",
+                "rank %d cannot connect to rank %d, and tries again: %s",
                 own.rank,
                 peer.rank,
                 error,

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aiodist.errors import DistError, PeerLostError, ProtocolError
+from aiodist.errors import DistError, DistNetworkError, PeerLostError, ProtocolError
 from aiodist.links.closing_streams import ClosingStreams, LossSuspicion
 from aiodist.links.dialing import unreachable
 from aiodist.links.forks import close_in_children
@@ -41,7 +41,7 @@ _SILENCE_SECONDS = 0.2
 """Seconds that a receive may wait for a rank without a connection before this rank connects to it.
 """
 
-_LAST_WORDS_SECONDS = 0.3
+_LAST_WORDS_SECONDS = 0.2
 """Seconds to wait for a goodbye on another stream when a rank refuses connections."""
 
 _TEXT_END = "\0"
@@ -90,7 +90,9 @@ class Endpoint:
         self._early: list[Connection] = []  # accepted before ``meet``, from ranks that met sooner
         self.key = b""
         """The secret by which the ranks of the job know each other; empty before `meet`."""
-        self._connector = Connector(transports, self._new_link, self._has_left)
+        self._connector = Connector(
+            transports, self._new_link, self._has_left, watched=heartbeat is not None
+        )
         self._departure = False
         self._closed = False
         self._host_id = host or host_id()
@@ -163,6 +165,9 @@ class Endpoint:
                 )
             for link in old.links:
                 link.connection.abort()
+        for waiting in self._pending:
+            if waiting.claimed_rank == rank_info.rank:  # it dials again, and is answered then
+                waiting.abort(DistNetworkError(f"{rank_info} takes the place of a lost rank"))
         if self.memory is not None:
             self.memory.forget(rank_info.rank)
         self._add_peer(rank_info)
@@ -406,8 +411,14 @@ class Endpoint:
             self._use(peer, link)
         return peer
 
-    def greeted(self, link: Link) -> None:
+    def greeted(self, link: Link) -> bool:
+        """Return whether to answer ``link``, whose first words were right.
+
+        A rank that counts as lost gets no answer. It may be a newcomer in that rank's place, which
+        this rank takes in later: `renew`. It dials again meanwhile.
+        """
         self._pending.greeted(link, link.connection.peer_name)
+        return self._peers[link.claimed_rank].error is None
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         self._pending.turned_away(link, error)

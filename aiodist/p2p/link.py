@@ -30,7 +30,7 @@ class Owner(Protocol):
     inbox: Inbox
     spin_policy: SpinPolicy
 
-    def greeted(self, link: Link) -> None: ...
+    def greeted(self, link: Link) -> bool: ...
 
     def proven(self, link: Link, rank: int) -> Peer: ...
 
@@ -68,6 +68,11 @@ class Link:
         self._abort: memoryview | None = None
         # A side that has not proven itself cannot make this rank allocate memory.
         self._decoder = FrameDecoder(self, max_payload=0)
+
+    @property
+    def claimed_rank(self) -> int:
+        """Return the rank that the other side says it is, -1 before it has spoken. Not proven."""
+        return self._handshake.peer_rank
 
     @property
     def bytes_heard(self) -> int:
@@ -227,8 +232,9 @@ class Link:
                 self.connection.send([encode(FrameType.REJECT, meta=reason_bytes)])
             raise
         if answer is not None:
+            if not self._owner.greeted(self):
+                return
             self.connection.send([encode(FrameType.HELLO, meta=answer)])
-            self._owner.greeted(self)
         if self._handshake.done:
             self._decoder.max_payload = MAX_PAYLOAD
             self.peer_window = self._handshake.peer_window

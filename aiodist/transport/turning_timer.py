@@ -6,32 +6,38 @@ import asyncio
 from collections.abc import Callable
 
 _TICKS = 10
+"""The fewest ticks of a timer."""
+
+_LONGEST = 1.0
+"""The longest tick in seconds."""
 
 
 class TurningTimer:
     """Call ``callback()`` once, when the loop has turned for ``seconds``.
 
     A loop that stands still, because the program computes in it, reads nothing: what it waits for may
-    have come meanwhile. However long that takes, it counts as a tenth of ``seconds``.
+    have come meanwhile. However long that takes, it counts as one tick.
     """
 
-    __slots__ = ("_callback", "_loop", "_ticks", "_timer")
+    __slots__ = ("_callback", "_left", "_loop", "_tick", "_timer")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]
     ) -> None:
         self._loop = loop
         self._callback = callback
-        self._ticks = _TICKS
-        self._timer = loop.call_later(seconds / _TICKS, self._tick, seconds / _TICKS)
+        self._tick = min(seconds / _TICKS, _LONGEST)
+        self._left = seconds
+        self._timer = loop.call_later(self._tick, self._on_tick)
 
     def cancel(self) -> None:
         """Do not call. Idempotent."""
         self._timer.cancel()
 
-    def _tick(self, seconds: float) -> None:
-        self._ticks -= 1
-        if self._ticks:
-            self._timer = self._loop.call_later(seconds, self._tick, seconds)
+    def _on_tick(self) -> None:
+        self._left -= self._tick
+        # Less than half a tick is what sums of fractions lack.
+        if self._left > self._tick / 2:
+            self._timer = self._loop.call_later(self._tick, self._on_tick)
         else:
             self._callback()

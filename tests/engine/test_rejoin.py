@@ -12,6 +12,7 @@ import pytest
 import torch.distributed
 
 import aiodist as dist
+from aiodist.api import recovery, rejoining
 from aiodist.api.rejoining import _place_of, meeting_place
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
@@ -221,8 +222,6 @@ async def test_the_coordinator_dies_before_it_has_welcomed_the_newcomer(
     sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other members have the same welcome to give; the dead one is lost to all afterwards."""
-    from aiodist.api import recovery, rejoining
-
     over = asyncio.Barrier(3)
     died = asyncio.Event()
     real = recovery.welcome
@@ -441,3 +440,76 @@ async def test_a_missing_argument_of_rejoin_is_named(
         assert dist.get_restart_count() == 0
 
     await inproc(2, main)
+
+
+async def test_a_member_follows_late_by_a_second_call_of_grow(
+    sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newcomer connects to it meanwhile, and the member still counts that place as empty."""
+    monkeypatch.setattr(recovery, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(rejoining, "_GREETING_SECONDS", 0.2)
+    timed_out, is_in = asyncio.Event(), asyncio.Event()
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 2, timeout=20)
+        is_in.set()
+        await all_work(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 2:
+            await die()
+            await newcomer(replacement)
+            return
+        assert isinstance(await outcome(dist.barrier()), dist.DistError)
+        await dist.shrink()
+        if rank == 1:
+            with pytest.raises(dist.CollectiveTimeoutError, match="a later call goes on"):
+                await dist.grow(store, [2], timeout=0.1)
+            timed_out.set()
+            await is_in.wait()
+            await asyncio.sleep(0.5)  # the newcomer dials this rank
+        else:
+            await timed_out.wait()
+        assert list((await dist.grow(store, [2])).ranks) == [0, 1, 2]
+        await all_work(3)
+
+    await sockets(3, main)
+
+
+async def test_grow_that_is_cancelled_while_it_welcomes_is_called_again(
+    sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcome, welcomes = recovery.welcome, asyncio.Event()
+
+    async def slow(place: Any, newcomer: Any, group: Any) -> None:
+        if dist.get_rank() == 1 and not welcomes.is_set():
+            welcomes.set()
+            await asyncio.Event().wait()
+        await welcome(place, newcomer, group)
+
+    monkeypatch.setattr(recovery, "welcome", slow)
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 2, timeout=20)
+        await all_work(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 2:
+            await die()
+            await newcomer(replacement)
+            return
+        assert isinstance(await outcome(dist.barrier()), dist.DistError)
+        await dist.shrink()
+        growing = asyncio.ensure_future(dist.grow(store, [2]))
+        if rank == 1:
+            await welcomes.wait()
+            growing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await growing
+            growing = asyncio.ensure_future(dist.grow(store, [2]))
+        assert list((await growing).ranks) == [0, 1, 2]
+        await all_work(3)
+
+    await sockets(3, main)

@@ -110,8 +110,8 @@ class Side:
 
     # p2p.link.Owner
 
-    def greeted(self, link: Link) -> None:
-        pass
+    def greeted(self, link: Link) -> bool:
+        return True
 
     def proven(self, link: Link, rank: int) -> Peer:
         self.peer.links.append(link)

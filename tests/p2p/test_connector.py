@@ -14,7 +14,14 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError, HandshakeError
-from aiodist.links.dialing import CONNECT_SECONDS, CutOffError, patience_after
+from aiodist.links.dialing import (
+    CONNECT_SECONDS,
+    SILENT_HOST_SECONDS,
+    CutOffError,
+    needs_a_person,
+    patience_after,
+)
+from aiodist.links.losses import peer_lost
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p import connector
 from aiodist.p2p.endpoint import Endpoint
@@ -175,4 +182,40 @@ def failed(cause: BaseException | None, error: type[DistError] = DistNetworkErro
     ],
 )
 def test_how_long_an_address_is_dialled_again(error: DistError, seconds: float) -> None:
-    assert patience_after(error) == seconds
+    assert patience_after(error, watched=False) == seconds
+
+
+def test_a_silent_host_whose_rank_is_watched_is_dialled_again() -> None:
+    silent = failed(TimeoutError())
+    assert patience_after(silent, watched=True) == SILENT_HOST_SECONDS
+    assert needs_a_person(silent)
+    assert not needs_a_person(failed(TimeoutError(), UnansweredError))
+
+
+async def test_a_newcomer_in_the_place_of_a_lost_rank_is_answered_once_it_is_taken_in() -> None:
+    meeting = Meeting(InprocTransport(InprocHub()))
+    endpoint = await meeting.open()
+    old = endpoint.rank_infos()[1]
+    endpoint.give_up(1, peer_lost(old, "was lost", departure="died"))
+
+    async def dial() -> tuple[Far, Link, asyncio.Future[None]]:
+        stream = await meeting.transport.connect(endpoint.rank_info.addresses[0], Deadline(10))
+        proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        far = Far(proven)
+        link = Link(far, stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
+        link.start(0)
+        return far, link, proven
+
+    far, first, unanswered = await dial()
+    await until(lambda: bool(endpoint._pending))
+    await asyncio.sleep(0.05)
+    assert not unanswered.done()
+    endpoint.renew(RankInfo(1, "host", "id", 2, old.addresses))
+    await until(lambda: far.ended)
+    _, second, proven = await dial()
+    await proven
+    await until(lambda: endpoint.connected(1))
+    assert [lost for lost, _ in meeting.events.lost] == [1]
+    for link in (first, second):
+        link.connection.abort()
+    await meeting.close()

@@ -72,8 +72,8 @@ class Far:
         self._proven = proven
         self.ended = False
 
-    def greeted(self, link: Link) -> None:
-        pass
+    def greeted(self, link: Link) -> bool:
+        return True
 
     def proven(self, link: Link, rank: int) -> None:
         self._proven.set_result(None)
