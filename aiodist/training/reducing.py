@@ -242,8 +242,8 @@ class Reducer(ABC):
         if self._has_extra_gradient:
             raise InvalidUsageError(
                 "backward() made a gradient that was being reduced already: call synchronize() "
-                "after each backward(), and run all but the last of several under no_sync(), or "
-                "make the reducer with backward_passes_per_step"
+                "after each backward(), also one that raised, and run all but the last of several under "
+                "no_sync(), or make the reducer with backward_passes_per_step"
             )
         for frozen in self._frozen:
             if frozen.requires_grad and frozen.grad is not None:
