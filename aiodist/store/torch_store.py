@@ -103,9 +103,11 @@ class TorchStore(Store):
 
     async def _pause(self, pause: float, keys: Sequence[str], deadline: Deadline) -> None:
         left = deadline.remaining()
-        if left <= 0:
-            raise timed_out([key for key in keys if not await self.check([key])], deadline)
-        await asyncio.sleep(min(pause, left))
+        if left > 0:
+            await asyncio.sleep(min(pause, left))
+        elif missing := [key for key in keys if not await self.check([key])]:
+            raise timed_out(missing, deadline)
+        # Else they came after the last look: the loop stood still meanwhile.
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._closed:

@@ -2,6 +2,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -32,6 +33,33 @@ async def test_waiting_does_not_occupy_the_thread():
         assert await store.add("counter", 1) == 1
         await store.set("k", b"v")
         assert await asyncio.gather(*waits) == [b"v"] * 20
+
+
+@pytest.mark.parametrize("wait", ["get", "wait"])
+async def test_a_key_that_came_while_the_loop_stood_still_is_found_after_the_timeout(wait):
+    class Stale(distributed.HashStore):
+        """Its first answer is from before the key came, and is read after the timeout."""
+
+        looks = 0
+
+        def answer(self, first, later):
+            self.looks += 1
+            if self.looks == 1:
+                time.sleep(0.2)
+                return first
+            return later
+
+        def check(self, keys):
+            return self.answer(False, True)
+
+        def compare_set(self, key, expected, desired):
+            return self.answer(expected.encode(), b"v")
+
+    async with TorchStore(Stale()) as store:
+        if wait == "get":
+            assert await store.get("k", Deadline(0.1)) == b"v"
+        else:
+            await store.wait(["k"], Deadline(0.1))
 
 
 async def test_get_writes_nothing():
