@@ -22,7 +22,11 @@ ROOT = Path(__file__).parents[1]
 MAX_LINES = 600
 
 LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
-    (frozenset({"errors", "types", "deadline", "completion", "alignment", "copying"}),),
+    (
+        frozenset(
+            {"errors", "types", "deadline", "completion", "alignment", "copying", "turning_timer"}
+        ),
+    ),
     (frozenset({"wire"}), frozenset({"tensors"}), frozenset({"credentials"})),
     (frozenset({"transport"}), frozenset({"store"}), frozenset({"shm"})),
     (frozenset({"links"}),),

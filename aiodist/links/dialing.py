@@ -14,7 +14,7 @@ from aiodist.errors import DistError, DistNetworkError, HandshakeError, Protocol
 from aiodist.links.losses import LEFT
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.connecting import UnansweredError
-from aiodist.transport.turning_timer import TurningTimer
+from aiodist.turning_timer import TurningTimer
 
 CONNECT_SECONDS = 60.0
 """Seconds to wait for a connection. All ranks listen before any rank learns their addresses, so a

@@ -25,7 +25,7 @@ from aiodist.liveness.loss_notice import LossNotice, shorten
 from aiodist.liveness.watch_ring import neighbours, ring_order
 from aiodist.transport.base_transport import Connection, Listener, Transport
 from aiodist.transport.pending_handshakes import PendingHandshakes
-from aiodist.wire.frames import Frame, FrameType
+from aiodist.wire.frames import Frame, FrameType, encode
 from aiodist.wire.handshake import Handshake
 
 BEATS = 8
@@ -163,6 +163,9 @@ class FailureDetector:
 
     # -- liveness.heartbeat_connection.Owner
 
+    def not_met(self, rank: int) -> None:
+        self._deadlines.heard(rank, time.monotonic())
+
     def proven(self, line: HeartbeatConnection) -> None:
         self._pending.proven(line)
         rank = line.rank
@@ -227,6 +230,18 @@ class FailureDetector:
         pulse = self._pulse()
         for line in [*self._lines.values(), *self._returned.values()]:
             line.tell(FrameType.BEAT, pulse)
+
+    def _beat_early(self) -> None:
+        """Tell ranks that have met, and watch this one, that it lives and has not met yet.
+
+        Its loop computes, and this one does not know the secret by which to answer their handshakes.
+        Without a proof a beat is worth little, but a stranger can only keep a rank from being found
+        silent, and that by listening where the rank listened.
+        """
+        if not self._over and self._early:
+            self._loop.call_later(self._interval, self._beat_early)
+            for connection in self._early:
+                connection.send([encode(FrameType.BEAT)])
 
     def _until_next_beat(self) -> float:
         """Return the seconds to the next multiple of the interval by the host's clock, at least half of it.
@@ -367,6 +382,8 @@ class FailureDetector:
         if self._over:
             connection.abort()
         elif not self._key:
+            if not self._early:
+                self._loop.call_soon(self._beat_early)
             self._early.append(connection)
             if len(self._early) > self._pending.limit:
                 self._early.pop(0).abort()

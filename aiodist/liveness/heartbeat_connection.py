@@ -16,6 +16,8 @@ TYPES = (FrameType.BEAT, FrameType.LOST, FrameType.LEFT, FrameType.GOODBYE)
 class Owner(Protocol):
     """What a heartbeat connection needs of the failure detector that it belongs to."""
 
+    def not_met(self, rank: int) -> None: ...
+
     def proven(self, line: HeartbeatConnection) -> None: ...
 
     def said(self, line: HeartbeatConnection, frame: Frame) -> None: ...
@@ -34,12 +36,14 @@ class HeartbeatConnection:
         self._owner = owner
         self._handshake = handshake
         self._over = False
+        self._server_rank = -1
         self._decoder = FrameDecoder(self, max_payload=0)  # a heartbeat is a header and metadata
 
     def start(self, server_rank: int | None = None) -> None:
         """Begin to read. With ``server_rank``, act as the client of the handshake with that rank."""
         self.connection.start(self._decoder)
         if server_rank is not None:
+            self._server_rank = server_rank
             self.tell(FrameType.HELLO, self._handshake.start(server_rank))
 
     def tell(self, type: FrameType, meta: bytes = b"", *, id: int = 0) -> None:
@@ -76,6 +80,9 @@ class HeartbeatConnection:
     # -- inside
 
     def _introduce(self, frame: Frame) -> None:
+        if frame.type == FrameType.BEAT and self._server_rank >= 0:
+            self._owner.not_met(self._server_rank)
+            return
         try:
             if frame.type == FrameType.REJECT:
                 raise HandshakeError(refusal(frame.meta))

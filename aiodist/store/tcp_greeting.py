@@ -78,13 +78,16 @@ async def greet_server(
     writer.write(_proof(secret, b"client", mine + theirs))
 
 
-async def greet_client(
+async def answer_client(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     secret: bytes,
     seal: Seal | None = None,
-) -> None:
-    """Prove both to each other, as the server. Raises StrangerError, OSError or IncompleteReadError."""
+) -> bytes:
+    """Prove the server to a client; return what proves the client, for `await_proof`.
+
+    Raises StrangerError, OSError or IncompleteReadError.
+    """
     first = await read_greeting(reader)
     if first == _QUESTION:
         credential = b"" if seal is None else await seal()
@@ -99,6 +102,11 @@ async def greet_client(
     theirs = await reader.readexactly(_NONCE)
     mine = os.urandom(_NONCE)
     writer.write(GREETING + mine + _proof(secret, b"server", theirs + mine))
+    return _proof(secret, b"client", theirs + mine)
+
+
+async def await_proof(reader: asyncio.StreamReader, expected: bytes) -> None:
+    """Return once the client has shown ``expected``. Raises StrangerError, OSError."""
     try:
         proof = await reader.readexactly(_PROOF)
     except asyncio.IncompleteReadError as error:
@@ -107,7 +115,7 @@ async def greet_client(
             "job, or have been stopped",
             first=GREETING,
         ) from error
-    if not hmac.compare_digest(proof, _proof(secret, b"client", theirs + mine)):
+    if not hmac.compare_digest(proof, expected):
         raise _wrong_secret()
 
 

@@ -13,13 +13,21 @@ from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
 from aiodist.store.memory_store import MemoryStore
 from aiodist.store.table import KeyTable
-from aiodist.store.tcp_greeting import Seal, StrangerError, greet_client
+from aiodist.store.tcp_greeting import Seal, StrangerError, answer_client, await_proof
 from aiodist.store.tcp_requests import Client
 from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, read_message
+from aiodist.turning_timer import turning_timeout
 
 _log = logging.getLogger("aiodist.store")
 
 _GREETING_SECONDS = 10.0
+"""For a connection that has said nothing valid yet."""
+
+_PROOF_SECONDS = 3600.0
+"""For the proof of a client whose first words were right: it may compute. Once it has sent its proof, it
+takes the end of the connection for the end of this server.
+"""
+
 _FLUSH_SECONDS = 0.5
 
 _SPARE = 64
@@ -235,8 +243,10 @@ class TcpStoreServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
     ) -> bool:
         try:
-            async with asyncio.timeout(_GREETING_SECONDS):
-                await greet_client(reader, writer, self._secret, self._seal)
+            async with turning_timeout(_GREETING_SECONDS):
+                expected = await answer_client(reader, writer, self._secret, self._seal)
+            async with turning_timeout(_PROOF_SECONDS):
+                await await_proof(reader, expected)
         except TimeoutError:
             why = f"it did not greet within {_GREETING_SECONDS:g} s"
         except StrangerError as error:

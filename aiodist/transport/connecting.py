@@ -13,7 +13,7 @@ from typing import Any
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
-from aiodist.transport.turning_timer import TurningTimer
+from aiodist.turning_timer import turning_timeout
 
 _IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
 _BACKLOG_PAUSE = 0.002
@@ -27,16 +27,11 @@ class UnansweredError(DistNetworkError):
 async def within(deadline: Deadline) -> AsyncIterator[None]:
     """Raise TimeoutError in the body when the deadline passes, in the time that the loop turns."""
     left = deadline.remaining()
-    async with asyncio.timeout(None) as limit:
-        if math.isinf(left):
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        timer = TurningTimer(loop, left, lambda: limit.reschedule(loop.time()))
-        try:
-            yield
-        finally:
-            timer.cancel()
+    if math.isinf(left):
+        yield
+        return
+    async with turning_timeout(left):
+        yield
 
 
 async def connect_socket(sock: socket.socket, address: Any) -> None:

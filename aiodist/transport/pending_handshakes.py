@@ -9,7 +9,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
-from aiodist.transport.turning_timer import TurningTimer
+from aiodist.turning_timer import TurningTimer
 
 log = logging.getLogger("aiodist")
 

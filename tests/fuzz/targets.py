@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from aiodist.errors import DistError, DistStoreError, HandshakeError, ProtocolError
 from aiodist.links.rank_info import RankInfo
-from aiodist.store.tcp_greeting import greet_client, greet_server
+from aiodist.store.tcp_greeting import answer_client, await_proof, greet_server
 from aiodist.store.tcp_wire import read_message
 from aiodist.wire.failures import decode_error
 from aiodist.wire.frames import HEADER_BYTES, MAX_META, Frame, FrameDecoder, FrameType, encode
@@ -176,7 +176,8 @@ async def _greeted_by_server(reader: asyncio.StreamReader) -> None:
 
 
 async def _greeted_by_client(reader: asyncio.StreamReader) -> None:
-    await greet_client(reader, _Nowhere(), KEY)  # type: ignore[arg-type]
+    expected = await answer_client(reader, _Nowhere(), KEY)  # type: ignore[arg-type]
+    await await_proof(reader, expected)
 
 
 async def _request(reader: asyncio.StreamReader) -> None:

@@ -168,6 +168,23 @@ async def test_a_watcher_that_dies_is_replaced_and_its_charge_is_still_watched(m
     assert {rank.lost()[1].noticed_by for rank in rest} <= {4, 5, 6}
 
 
+@pytest.mark.parametrize("late", [0, 1])
+async def test_a_rank_that_meets_late_lives(late: int, scaled: Callable[[float], float]) -> None:
+    """Its loop computes while its heartbeat thread knows neither the other ranks nor the secret."""
+    timeout = scaled(0.5)
+    ranks = [Rank(rank, 2, timeout) for rank in range(2)]
+    addresses = [await rank.open() for rank in ranks]
+    rank_infos = [RankInfo(n, "host", "id", 1, (), where) for n, where in enumerate(addresses)]
+    ranks[1 - late].meet(rank_infos)
+    await asyncio.sleep(4 * timeout)
+    assert not ranks[1 - late].reports
+    ranks[late].meet(rank_infos)
+    await until(lambda: all(complete(rank, []) for rank in ranks))
+    ranks[late].fall_silent()
+    await until(lambda: set(ranks[1 - late].lost()) == {late})
+    await asyncio.gather(*(rank.detector.leave() for rank in ranks))
+
+
 async def test_a_silent_rank_is_lost_to_all_others(make: Make) -> None:
     ranks = await make(4, 0.5)
     ranks[2].fall_silent()

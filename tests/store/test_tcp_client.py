@@ -9,8 +9,8 @@ import uvloop
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
-from aiodist.store import TcpStore, TcpStoreServer, exchange, join, leave
-from aiodist.store.tcp_greeting import greet_client, greet_server
+from aiodist.store import TcpStore, TcpStoreServer, exchange, join, leave, tcp_server
+from aiodist.store.tcp_greeting import answer_client, await_proof, greet_server
 from aiodist.testing.check_store import check_store
 from tests.limits import until
 
@@ -365,9 +365,34 @@ async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server
     await until(lambda: not server.table.watches)
 
 
+async def test_a_client_that_computes_before_its_proof_is_not_cut_off(server, monkeypatch):
+    monkeypatch.setattr(tcp_server, "_GREETING_SECONDS", 0.1)
+
+    class Busy:
+        """Reads the server's challenge later than a stranger may."""
+
+        def __init__(self, reader):
+            self._reader = reader
+
+        def __getattr__(self, name):
+            return getattr(self._reader, name)
+
+        async def readexactly(self, count):
+            if count > 8:
+                await asyncio.sleep(0.3)
+            return await self._reader.readexactly(count)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await greet_server(Busy(reader), writer, b"")
+    await until(lambda: len(server._clients) == 1)
+    await asyncio.sleep(0.2)
+    assert not reader.at_eof()
+    writer.close()
+
+
 async def test_mute_server_is_noticed():
     async def handler(reader, writer):
-        await greet_client(reader, writer, b"")
+        await await_proof(reader, await answer_client(reader, writer, b""))
         await reader.read()
         writer.close()
         await writer.wait_closed()

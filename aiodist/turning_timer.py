@@ -1,9 +1,10 @@
-"""A timer that counts only the time in which its loop turns."""
+"""Limits that count only the time in which their loop turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 _TICKS = 10
 """The fewest ticks of a timer."""
@@ -41,3 +42,15 @@ class TurningTimer:
             self._timer = self._loop.call_later(self._tick, self._on_tick)
         else:
             self._callback()
+
+
+@asynccontextmanager
+async def turning_timeout(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError in the body once the loop has turned for ``seconds``."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        timer = TurningTimer(loop, seconds, lambda: limit.reschedule(loop.time()))
+        try:
+            yield
+        finally:
+            timer.cancel()

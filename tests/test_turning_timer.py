@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aiodist.transport.turning_timer import TurningTimer
+from aiodist.turning_timer import TurningTimer
 from tests.limits import until
 
 
