@@ -112,7 +112,7 @@ async def grow(
     deadline = Deadline(group.timeout if timeout is None else timeout)
     async with meeting_place(world, store, deadline) as place:
         while True:
-            # Of a call that was cancelled between the decision and its return: the others have gone on.
+            # A call that was cancelled after the decision has left these. The others have gone on.
             newcomers = None if group.n_started else group.unwelcomed
             if newcomers is None:
                 wanted = [rank for rank in expected if rank not in group.ranks]

@@ -118,7 +118,7 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 
 def needs_a_person(error: DistError) -> bool:
-    """Whether somebody may have to raise a limit of this process, or to open a firewall."""
+    """Whether a limit of this process may have to be raised, or a firewall to be opened."""
     if isinstance(error, UnansweredError):
         return False
     return is_exhausted(error) or any(isinstance(each, TimeoutError) for each in _causes(error))
