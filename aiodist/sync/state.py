@@ -44,6 +44,8 @@ def sync_state(
 
     Raises:
         CollectiveError: What `broadcast` and `broadcast_object_list` raise.
+        InvalidUsageError: A tensor of the source cannot travel, a sparse one for instance. All ranks
+            raise it.
         TypeError: A part of the state cannot travel.
     """
     return portal().run(api.sync_state, state_dict, group, src, group_src, timeout=timeout)
