@@ -442,6 +442,18 @@ async def test_a_missing_argument_of_rejoin_is_named(
     await inproc(2, main)
 
 
+async def outlives_rank_2(rank: int, replacement: Callable[[], Awaitable[None]]) -> bool:
+    """Rank 2 dies and is replaced, which returns False; the others shrink, which returns True."""
+    await dist.barrier()
+    if rank == 2:
+        await die()
+        await newcomer(replacement)
+        return False
+    assert isinstance(await outcome(dist.barrier()), dist.DistError)
+    await dist.shrink()
+    return True
+
+
 async def test_a_member_follows_late_by_a_second_call_of_grow(
     sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,13 +468,8 @@ async def test_a_member_follows_late_by_a_second_call_of_grow(
         await all_work(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
-        if rank == 2:
-            await die()
-            await newcomer(replacement)
+        if not await outlives_rank_2(rank, replacement):
             return
-        assert isinstance(await outcome(dist.barrier()), dist.DistError)
-        await dist.shrink()
         if rank == 1:
             with pytest.raises(dist.CollectiveTimeoutError, match="a later call goes on"):
                 await dist.grow(store, [2], timeout=0.1)
@@ -495,13 +502,8 @@ async def test_grow_that_is_cancelled_while_it_welcomes_is_called_again(
         await all_work(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
-        if rank == 2:
-            await die()
-            await newcomer(replacement)
+        if not await outlives_rank_2(rank, replacement):
             return
-        assert isinstance(await outcome(dist.barrier()), dist.DistError)
-        await dist.shrink()
         growing = asyncio.ensure_future(dist.grow(store, [2]))
         if rank == 1:
             await welcomes.wait()
@@ -511,5 +513,29 @@ async def test_grow_that_is_cancelled_while_it_welcomes_is_called_again(
             growing = asyncio.ensure_future(dist.grow(store, [2]))
         assert list((await growing).ranks) == [0, 1, 2]
         await all_work(3)
+
+    await sockets(3, main)
+
+
+async def test_grow_ends_in_time_where_the_store_no_longer_answers_a_welcome(
+    sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_GRACE_SECONDS", 0.2)
+    welcome = recovery.welcome
+
+    async def frozen(place: Any, newcomer: Any, group: Any) -> None:
+        await welcome(place, newcomer, group)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(recovery, "welcome", frozen)
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 2, timeout=20)
+        await all_work(3)
+
+    async def main(rank: int) -> None:
+        if await outlives_rank_2(rank, replacement):
+            assert list((await dist.grow(store, [2], timeout=2)).ranks) == [0, 1, 2]
+            await all_work(3)
 
     await sockets(3, main)

@@ -72,12 +72,21 @@ async def test_a_process_that_takes_connections_and_answers_late_is_no_lost_rank
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connector, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(connector, "_LONGEST_HANDSHAKE", 0.15)
+    introduce, limits = connector.introduce, []
+
+    async def noted(link: Link, rank: int, seconds: float) -> None:
+        limits.append(seconds)
+        await introduce(link, rank, seconds)
+
+    monkeypatch.setattr(connector, "introduce", noted)
     meeting = Meeting(InprocTransport(InprocHub()))
     meeting.answers = lambda number: number >= 3
     endpoint = await meeting.open()
     endpoint.reach(1)
     await until(lambda: endpoint.connected(1))
     assert len(meeting.arrived) == 4
+    assert limits == [0.05, 0.1, 0.15, 0.15]
     assert meeting.events.lost == []
     await meeting.close()
 

@@ -183,7 +183,7 @@ def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert "one at least" in capsys.readouterr().err
 
 
-def test_what_would_take_minutes_is_left_out(
+def test_runs_of_minutes_are_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert over_hosts.takes_minutes("all_reduce", "leaders", hosts_of(512, 8), 64 << 20)
