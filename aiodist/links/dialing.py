@@ -14,6 +14,7 @@ from aiodist.errors import DistError, DistNetworkError, HandshakeError, Protocol
 from aiodist.links.losses import LEFT
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.connecting import UnansweredError
+from aiodist.transport.socket_listener import EXHAUSTED
 from aiodist.turning_timer import TurningTimer
 
 CONNECT_SECONDS = 60.0
@@ -31,8 +32,6 @@ _NOBODY = ConnectionRefusedError, FileNotFoundError
 
 _CUT_OFF = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 """Errors of the system if the other side ended the connection: it had too many, say."""
-
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 class Introducible(Protocol):
@@ -114,7 +113,7 @@ def patience_after(error: DistError, *, watched: bool) -> float:
 
 def is_exhausted(error: BaseException | None) -> bool:
     """Whether ``error`` comes of what this process lacks: descriptors or memory."""
-    return any(isinstance(each, OSError) and each.errno in _EXHAUSTED for each in _causes(error))
+    return any(isinstance(each, OSError) and each.errno in EXHAUSTED for each in _causes(error))
 
 
 def needs_a_person(error: DistError) -> bool:

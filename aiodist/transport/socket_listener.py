@@ -21,7 +21,8 @@ ACCEPTS_A_TURN = 64
 PAUSE_SECONDS = 0.2
 """Seconds to wait before accepting again if the system is out of descriptors or memory."""
 
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of the system if this process lacks what a connection takes: descriptors or memory."""
 
 Wrap = Callable[[socket.socket], SocketConnection | None]
 
@@ -66,7 +67,7 @@ class SocketListener(Listener):
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     self._pause(error)
                     return
                 continue  # that connection ended before it was accepted
