@@ -102,6 +102,10 @@ class DeviceBackend(CollectiveBackend):
                 return self._through_host.start(operation, timeout)
             reduce = DeviceReduction(op, dtype, self._group.size)
         plan = _plan(operation, opened, reduce, self._group)
+        if opened.inputs is not opened.outputs and plan.overwrites_given(self._group.rank):
+            for slot in opened.inputs:
+                slot.stage()
+            plan = _plan(operation, opened, reduce, self._group)
         device = device_of(slots)
         if device not in self._areas:
             self._areas[device] = Areas(self._group, self._make_memory(device), self._half)

@@ -88,10 +88,16 @@ class Slot:
         """The tensors that `load`, `store` and users of ``raw`` touch."""
         return [self.raw] if self._owner is None else [self.raw, self._owner]
 
+    def stage(self) -> None:
+        """Let ``raw`` be a copy, of memory that others write before it is read. Not for outputs."""
+        if self._staged is None:
+            self._owner, self._staged = self.raw, torch.empty_like(self.raw)
+            self.raw = self._staged
+
     def load(self) -> None:
         if self._buffer is not None and self._buffer.is_staged:
             load_now(self._buffer)
-        elif self._staged is not None and self._owner is not None:
+        if self._staged is not None and self._owner is not None:
             self._staged.copy_(self._owner)
 
     def store(self) -> None:

@@ -278,3 +278,37 @@ async def test_invalid_arguments_are_refused_at_the_call(
         await dist.barrier()
 
     await run_ranks(2, body)
+
+
+PART = HALF // 4 * 3
+"""Elements of int32 of each rank: several steps."""
+
+
+@pytest.mark.parametrize("shift", [-PART, -PART // 3, 0, PART // 3, PART])
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "gather", "scatter"])
+async def test_inputs_are_read_before_outputs_over_them_are_written(
+    operation: str, shift: int, memories: Callable[..., MemfdMemory]
+) -> None:
+    n = PART
+
+    async def body(rank: int) -> None:
+        install(memories())
+        whole = torch.arange(5 * n, dtype=torch.int32) * (rank + 1)
+        blocks, one = whole[n : 4 * n], whole[n * (rank + 1) + shift :][:n]
+        alone = [torch.arange(5 * n, dtype=torch.int32) * (r + 1) for r in range(3)]
+        if operation in ("all_gather", "gather"):
+            given = [each[n * (r + 1) + shift :][:n] for r, each in enumerate(alone)]
+            if operation == "all_gather":
+                await dist.all_gather_into_tensor(blocks, one)
+            else:
+                await dist.gather(one, list(blocks.split(n)) if not rank else None, 0)
+            if operation == "all_gather" or not rank:
+                assert blocks.equal(torch.cat(given))
+        elif operation == "reduce_scatter":
+            await dist.reduce_scatter_tensor(one, blocks)
+            assert one.equal(sum(alone)[n * (rank + 1) :][:n])  # type: ignore[index]  # it is a tensor
+        else:
+            await dist.scatter(one, list(blocks.split(n)) if not rank else None, 0)
+            assert one.equal(alone[0][n * (rank + 1) :][:n])
+
+    await run_ranks(3, body)
