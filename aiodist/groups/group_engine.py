@@ -132,7 +132,7 @@ class GroupEngine(Messaging):
         the context gets a ``shm``, when that is free, and ``topology``. ``messenger``: what
         carries it, where not the group's own. Raises what closed or broke the group.
         """
-        self._check_open()
+        self.check_open()
         sequence = self.n_started
         self.n_started = sequence + 1
         context = CollectiveContext(self, messenger or self.messenger, sequence, fingerprint)
@@ -459,6 +459,16 @@ class GroupEngine(Messaging):
     def close(self, error: GroupClosedError) -> None:
         super().close(error)
         self._mismatch_detector.close()
+
+    def abandon(self, error: DistError, *, calls_back: bool) -> None:
+        """End all that is under way, and refuse what comes later, without a word to other ranks.
+
+        For a process that has no part in the group any more: it must write nothing to memory that ranks
+        share. ``calls_back``: as of `Work._abandon`.
+        """
+        self._error = error
+        for work in self.under_way():
+            work._abandon(error.again(), calls_back=calls_back)
 
     def _fail_all(self, error: DistError) -> None:
         for work in [*self._active.values(), *self._messages.values()]:

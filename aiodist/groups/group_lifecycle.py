@@ -229,7 +229,8 @@ class GroupLifecycle(ABC):
         self._fail_all(error)
         self.backend.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise what has ended the group, if it has ended."""
         if self._error is not None:
             raise self._error.again()
 
@@ -266,7 +267,7 @@ class GroupLifecycle(ABC):
             )
         given_up = isinstance(self._error, PeerLostError) and self._error.rank == self.global_rank
         if self.is_closed or given_up:
-            self._check_open()
+            self.check_open()
 
     @abstractmethod
     def _fail_all(self, error: DistError) -> None:

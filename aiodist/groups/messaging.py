@@ -129,7 +129,7 @@ class Messaging(GroupLifecycle):
         kind: int = TENSOR,
     ) -> Work[None]:
         """Start sending a message of ``kind`` to group rank ``dst``."""
-        self._check_open()
+        self.check_open()
         messenger = messenger or self.messenger
         to = self.ranks[dst]
         what = call_of("send", kind)
@@ -209,7 +209,7 @@ class Messaging(GroupLifecycle):
 
         None: none is; then receive it by `recv_posted` or `message`.
         """
-        self._check_open()
+        self.check_open()
         if self._messenger is not None:
             return None
         endpoint = self.endpoint
@@ -252,7 +252,7 @@ class Messaging(GroupLifecycle):
         ``finish``: as of `recv`. If it raises `Unfinished`, the rest gets the message's context and
         goes on as the body of `message`.
         """
-        self._check_open()
+        self.check_open()
         what, source, tag, _, _ = facts
         from_any = source == ANY_SOURCE
         if from_any:
@@ -299,7 +299,7 @@ class Messaging(GroupLifecycle):
         group) is raised inside it. A receive says by ``context.matched(global rank)`` whose message
         it has got, as soon as it knows.
         """
-        self._check_open()
+        self.check_open()
         self._check_source(other)
         what = call_of(what, kind)
         end = ANY_SOURCE if other is None else self.ranks[other]

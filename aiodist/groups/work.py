@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from aiodist.completion import Driver, Once, Pending, T
-from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
+from aiodist.deadline import SIGNAL_SECONDS, Deadline, to_seconds
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext, Sleeper
@@ -164,6 +164,17 @@ class Work(Coroutine[Any, Any, T]):
             if not self._retrieved:
                 self._unheard = UnretrievedError(self._error)
         self._settle(value, self._error)
+
+    def _abandon(self, error: BaseException, *, calls_back: bool) -> None:
+        """End it with ``error`` here alone, as its loop does not turn: nothing is taken back.
+
+        ``calls_back``: those that wait for it are told.
+        """
+        self._asked = True
+        if not calls_back:
+            self._callbacks.clear()
+        if not self._done:
+            self._settle(None, error)
 
     def _settle(self, value: T | None, error: BaseException | None) -> None:
         self._value, self._error = value, error
@@ -346,7 +357,7 @@ class Work(Coroutine[Any, Any, T]):
         Raises:
             ValueError: The timeout is invalid. It is raised also when the operation has ended.
             InvalidUsageError: In the loop's own thread while the operation is under way: there,
-                ``await`` it. Or ``timeout`` is over, and the loop does not run.
+                ``await`` it. Or the loop has been closed; or ``timeout`` is over, and it does not run.
         """
         seconds = to_seconds(timeout)
         self._asked = True
@@ -372,15 +383,21 @@ class Work(Coroutine[Any, Any, T]):
         gate.acquire()
         self._when_done(gate.release)
         limit = math.inf if seconds is None else seconds
-        if not acquire(gate, limit):
-            with contextlib.suppress(RuntimeError):  # closed: then all operations have ended
-                self._loop.call_soon_threadsafe(self._expire, limit)
-            while not acquire(gate, SIGNAL_SECONDS):
-                if not self._loop.is_running():
-                    raise InvalidUsageError(
-                        f"the operation did not end within {limit:g} s, because its event loop does "
-                        f"not run; run the loop, and await the operation there"
-                    )
+        deadline, is_over = Deadline(limit), False
+        while not gate.acquire(timeout=min(deadline.remaining(), SIGNAL_SECONDS)):
+            if self._loop.is_closed() and not self._done:
+                raise InvalidUsageError(
+                    "the operation cannot end, because its event loop has ended; await it before that"
+                )
+            if is_over and not self._loop.is_running():
+                raise InvalidUsageError(
+                    f"the operation did not end within {limit:g} s, because its event loop does "
+                    f"not run; run the loop, and await the operation there"
+                )
+            if deadline.expired():
+                deadline, is_over = Deadline.never(), True
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
+                    self._loop.call_soon_threadsafe(self._expire, limit)
 
     def get_future(self) -> WorkFuture[Any]:
         """Return a future of the same outcome, for code that composes futures. Any thread.

@@ -133,6 +133,8 @@ class World:
 
     def close_in_child(self) -> None:
         """Be empty in a forked child, and give back the sockets; the parent's streams go on."""
+        for group in self.groups:
+            group.abandon(NotInitializedError(_CHILD), calls_back=False)
         if self._endpoint is not None:
             self._endpoint.close_in_child()
         for callback in self._in_child:
@@ -148,6 +150,8 @@ class World:
         """
         if self.its_loop is None or not self.its_loop.is_closed():
             return False
+        for group in self.groups:
+            group.abandon(InvalidUsageError(_LOOP_ENDED), calls_back=True)
         try:
             if self._endpoint is not None:
                 self._endpoint.abandon()
@@ -279,12 +283,19 @@ class World:
             )
         return chosen
 
+    def find_for_operation(self, group: Group | None) -> GroupEngine | NonGroupMember:
+        """As `find`; also raises what has ended the group, where this world has ended."""
+        chosen = self.find(group)
+        if self._endpoint is None and not isinstance(chosen, NonGroupMember):
+            chosen.check_open()
+        return chosen
+
     def owns(self, group: GroupFacts) -> bool:
         """Return whether ``group`` is of this world as it is, and not as it was before `clear`."""
         return group.world is self and group.endpoint is self._endpoint
 
     def group(self, group: Group | None) -> GroupEngine:
-        """As `find`, to start operations of the backend; also refuses a rank outside the group.
+        """As `member`, to start operations of the backend.
 
         Outside the world's event loop the operations start later, in the loop: see `groups.deferred`.
         """
@@ -305,15 +316,15 @@ class World:
         return stand_in
 
     def group_here(self, group: Group | None) -> GroupEngine:
-        """As `find`, for what starts now: refuses a rank outside the group, and a foreign loop."""
+        """As `member`, for what starts now: refuses a foreign loop."""
         chosen = self.member(group)
         if self.its_loop is not None:
             self.check_loop()
         return chosen
 
     def member(self, group: Group | None) -> GroupEngine:
-        """As `find`; InvalidUsageError if this rank is not a member of the group."""
-        chosen = self.find(group)
+        """As `find_for_operation`; InvalidUsageError if this rank is not a member of the group."""
+        chosen = self.find_for_operation(group)
         if isinstance(chosen, NonGroupMember):
             raise InvalidUsageError(
                 f"rank {self.rank} is not a member of this group; only its members may call this"
@@ -341,10 +352,7 @@ class World:
         except RuntimeError:
             running = None
         if self.its_loop is not None and self.its_loop.is_closed():
-            raise InvalidUsageError(
-                "the event loop that init_process_group ran in has ended: call it, the operations "
-                "and destroy_process_group within one asyncio.run(); init_process_group starts anew"
-            )
+            raise InvalidUsageError(_LOOP_ENDED)
         if running is not self.its_loop:
             where = "outside any event loop" if running is None else "in another event loop"
             raise InvalidUsageError(
@@ -470,6 +478,10 @@ _DESTROYED = (
 _CHILD = (
     "Default process group has not been initialized in this process, which was forked from one that "
     "has: the parent goes on with its own. Call init_process_group here to take part in another job."
+)
+_LOOP_ENDED = (
+    "the event loop that init_process_group ran in has ended: call it, the operations "
+    "and destroy_process_group within one asyncio.run(); init_process_group starts anew"
 )
 
 # Each context may have a world of its own (many ranks in one process); where none was set, all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from typing import Any, Self
@@ -234,10 +235,8 @@ class TcpStoreServer:
             self._clients.pop(client, None)
             client.drop()
             writer.close()
-            try:
-                await writer.wait_closed()
-            except OSError:
-                pass
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str

@@ -27,7 +27,7 @@ def member_of(group: Group | None, name: str) -> GroupEngine | None:
     """Return the engine of ``group``, of the default group where None.
 
     As in torch, a call of ``name`` on a rank outside ``group`` does nothing but warn: then this
-    returns None. Raises what `World.find` raises.
+    returns None. Raises what `World.find_for_operation` raises.
     """
     world = current_world()
     if group is None and world.default is not None:
@@ -35,7 +35,7 @@ def member_of(group: Group | None, name: str) -> GroupEngine | None:
     if world.default is None and asyncio._get_running_loop() is not None:
         with blocking_in_cell(name):
             return member_of(group, name)
-    found = world.find(group)
+    found = world.find_for_operation(group)
     if isinstance(found, NonGroupMember):
         warnings.warn(
             f"running {name} on global rank {world.rank}, which does not belong to the given group",

@@ -29,12 +29,10 @@ from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
 from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, LoopHandoff
+from aiodist.sync.portal_thread import JOIN_SECONDS, close_inherited, live
 from aiodist.tensors.cuda_streams import on_callers_stream
 
 T = TypeVar("T")
-
-_JOIN_SECONDS = 5.0
-"""How long the end of the process waits for the loop's thread."""
 
 _running_loop = asyncio._get_running_loop
 _set_running_loop = asyncio._set_running_loop
@@ -334,7 +332,7 @@ class Portal:
                 return
             thread = self._stop()
         if _running_loop() is not loop:  # not in a callback, which the loop's thread would wait for
-            thread.join(_JOIN_SECONDS)
+            thread.join(JOIN_SECONDS)
 
     def settle(self, resident: Resident) -> None:
         """Let ``resident`` use the loop: an `enter` that `unsettle` undoes."""
@@ -371,7 +369,7 @@ class Portal:
             return
         leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents), loop)
         try:
-            leaving.result(_JOIN_SECONDS)
+            leaving.result(JOIN_SECONDS)
         except (TimeoutError, CancelledError):
             pass  # cancelled: the last resident has left in the loop, which ends
         self._residents.clear()
@@ -383,8 +381,8 @@ class Portal:
 
     def _start(self) -> None:
         loop = HandoffLoop(self.handoff)
-        live = partial(_live, self.handoff, loop)
-        thread = threading.Thread(target=live, name="aiodist", daemon=True)
+        target = partial(live, self.handoff, loop)
+        thread = threading.Thread(target=target, name="aiodist", daemon=True)
         thread.start()
         self._loop, self._thread, self._posted = loop, thread, deque()
         atexit.register(self.close)
@@ -419,11 +417,7 @@ class Portal:
             atexit.unregister(self.close)
             for resident in residents:
                 resident.close_in_child()
-            # Private names: a later Python may differ.
-            for name in ("_ssock", "_csock", "_selector", "_wake_pipe"):
-                inherited = getattr(loop, name, None)
-                if inherited is not None:
-                    inherited.close()
+            close_inherited(loop)
 
 
 class CrossThreadCall:
@@ -554,30 +548,6 @@ async def _leave(residents: list[Resident]) -> None:
         leaving = [resident.leave() for resident in residents]
         residents.clear()
         await asyncio.gather(*leaving, return_exceptions=True)
-
-
-def _live(handoff: LoopHandoff, loop: HandoffLoop) -> None:
-    """Run ``loop`` in its thread until it is stopped, then close it."""
-    try:
-        handoff.run(loop, partial(_run_to_end, loop))
-    finally:
-        handoff.close(loop)
-
-
-def _run_to_end(loop: asyncio.AbstractEventLoop) -> None:
-    """Run ``loop`` until it is stopped, then cancel the remaining tasks."""
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks, timeout=_JOIN_SECONDS))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        asyncio.set_event_loop(None)
 
 
 _CLOSED = "Default process group has not been initialized: it has just been destroyed."

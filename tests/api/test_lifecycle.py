@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.groups.world import World, current_world, use_world
+from aiodist.store.memory_store import MemoryStore
 from aiodist.testing import run_ranks
 
 
@@ -121,6 +124,37 @@ def test_after_such_a_loop_all_starts_anew() -> None:
     asyncio.run(life(end=False))
     asyncio.run(end())
     asyncio.run(life(end=True))
+
+
+def test_what_such_a_loop_has_left_ends_and_is_refused() -> None:
+    worlds, store = [World(), World()], MemoryStore()
+
+    async def life(rank: int) -> Any:
+        use_world(worlds[rank])
+        await dist.init_process_group(store=store, rank=rank, world_size=2)
+        group = await dist.new_group()
+        await group.barrier()
+        return group, dist.irecv(np.ones(1), 1) if rank == 0 else None
+
+    async def ranks() -> list[Any]:
+        return await asyncio.gather(life(0), life(1))
+
+    async def end(rank: int) -> None:
+        use_world(worlds[rank])
+        await dist.destroy_process_group()
+
+    async def barrier(group: Any) -> None:
+        use_world(worlds[0])
+        await group.barrier()
+
+    (group, receive), _ = asyncio.run(ranks())
+    with pytest.raises(dist.InvalidUsageError, match="because its event loop has ended"):
+        receive.wait()
+    for rank in (0, 1):
+        asyncio.run(end(rank))
+    assert "has ended: call it, the operations" in str(receive.exception())
+    with pytest.raises(dist.InvalidUsageError, match="has ended: call it, the operations"):
+        asyncio.run(barrier(group))
 
 
 async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:

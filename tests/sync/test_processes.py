@@ -249,6 +249,86 @@ def test_a_forked_child_starts_empty_and_can_initialise_again(
     assert [finish(rank) for rank in ranks] == [(0, "", "")] * 2
 
 
+def test_a_forked_child_has_no_part_in_what_its_parent_holds(
+    script: Script, tmp_path: Path
+) -> None:
+    """Its calls raise, and neither reach the other rank nor wait; at its end it prints nothing."""
+    source = (
+        START
+        + """
+    group = dist.new_group([0, 1])
+    data, token = np.ones(4), np.ones(1)
+    plan = dist.all_reduce_init(data)
+    plan.run()
+    dist.all_reduce(np.ones(4), group=group)
+    data[:] = 1
+    if rank == 0:
+        late = dist.irecv(token, 1)
+        pid = os.fork()
+        if pid == 0:
+            data[:] = 1000
+            for call in (
+                plan.run,
+                lambda: dist.all_reduce(data, group=group),
+                lambda: dist.all_gather_object([None] * 2, "child", group=group),
+                lambda: dist.send(data, 1, group=group),
+                late.wait,
+            ):
+                try:
+                    call()
+                    assert False, call
+                except dist.NotInitializedError as error:
+                    assert "was forked from one that has" in str(error)
+            sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        dist.send(token, 1)
+    else:
+        dist.recv(token, 0)   # after the child's calls
+        dist.send(token, 0)
+    plan.run()
+    assert data.tolist() == [2] * 4, data
+    dist.all_reduce(data, group=group)
+    assert data.tolist() == [4] * 4, data
+    if rank == 0:
+        late.wait()
+    dist.destroy_process_group()
+    """
+    )
+    ranks = [script(source, tmp_path / "store", rank) for rank in (0, 1)]
+    assert [finish(rank) for rank in ranks] == [(0, "", "")] * 2
+
+
+@pytest.mark.parametrize("end", ["SystemExit(5)", "KeyboardInterrupt()"])
+def test_a_callback_that_is_to_end_the_program_leaves_the_loop_to_it(
+    script: Script, tmp_path: Path, end: str
+) -> None:
+    source = (
+        START
+        + f"""
+    import threading
+    called = threading.Event()
+    def end(work):
+        called.set()
+        raise {end}
+    if rank == 0:
+        work = dist.irecv(np.ones(1), 1)
+        work.add_done_callback(end)
+        called.wait()     # not in a call: the loop's own thread calls back
+    else:
+        dist.send(np.ones(1), 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", f"file://{{path}}.again", rank=rank, world_size=2)
+    dist.barrier()
+    """
+    )
+    ranks = [script(source, tmp_path / "store", rank) for rank in (0, 1)]
+    status, out, err = finish(ranks[0])
+    assert (status, out) == (0, "")
+    assert f"a callback in aiodist's thread raised {end}, which ends no other thread" in err
+    assert finish(ranks[1]) == (0, "", "")
+
+
 TUTORIAL = '''
     """In the style of "Writing distributed applications with PyTorch"."""
     import os, sys
