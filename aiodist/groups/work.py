@@ -20,7 +20,7 @@ from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext, Sleeper
 from aiodist.groups.work_future import WorkFuture
-from aiodist.observe.recorder import CompletedRecord, Record, opened, operation
+from aiodist.observe.recorder import CompletedRecord, Record, name_of_operation, opened
 from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
@@ -482,7 +482,7 @@ class Work(Coroutine[Any, Any, T]):
 
     @property
     def __name__(self) -> str:  # for the `repr` of a task
-        return operation(self._recorded).operation
+        return name_of_operation(self._recorded)
 
     def _look_for_end(self) -> None:
         """Look for the end before the task sleeps. Raises InvalidUsageError in another loop."""

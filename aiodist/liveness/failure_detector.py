@@ -53,12 +53,14 @@ class FailureDetector:
         timeout: float,
         vitals: Callable[[], str],
         report: Callable[[LossNotice], None],
+        report_departure: Callable[[int, bytes], None],
     ) -> None:
         """Create a detector without connections.
 
         ``timeout``: seconds of silence after which a rank counts as lost. ``vitals()``: returns
         what this rank does. ``report(notice)``: called once for each lost rank, also if the others
-        declared this one lost.
+        declared this one lost. ``report_departure(rank, mark)``: once for each rank that has said
+        goodbye; ``mark``: of its process.
         """
         self.rank = rank
         self.size = size
@@ -69,6 +71,7 @@ class FailureDetector:
         self._interval = timeout / BEATS
         self._vitals = vitals
         self._report = report
+        self._report_departure = report_departure
         self._loop = asyncio.get_running_loop()
         self._deadlines = HeartbeatDeadlines(timeout, self._interval, time.monotonic())
         self._pending: PendingHandshakes[HeartbeatConnection] = PendingHandshakes(
@@ -301,6 +304,7 @@ class FailureDetector:
         self._gone.add(rank)
         self._tell_all(FrameType.LEFT, mark, source, rank)
         self._remove(rank)
+        self._report_departure(rank, mark)
 
     def _tell_all(
         self, type: FrameType, meta: bytes, source: HeartbeatConnection | None, rank: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.errors import DistError, DistNetworkError
@@ -40,6 +41,7 @@ class HeartbeatThread:
         self._met = False
         self._vitals: Callable[[], str] = str
         self._report: Callable[[LossNotice], None] = _ignore
+        self._report_departure: Callable[[int, bytes], None] = _ignore
         self._detector: FailureDetector | None = None
         self._last_words = ""
         self._loop_thread = LoopThread("aiodist-heart", self._main)
@@ -47,13 +49,17 @@ class HeartbeatThread:
         self._opened: asyncio.Future[tuple[str, ...]] = loop.create_future()
 
     async def open(
-        self, vitals: Callable[[], str], report: Callable[[LossNotice], None]
+        self,
+        vitals: Callable[[], str],
+        report: Callable[[LossNotice], None],
+        report_departure: Callable[[int, bytes], None],
     ) -> tuple[str, ...]:
         """Start the thread and return the addresses for the other ranks. Raises DistNetworkError.
 
-        ``vitals()`` is called in the thread; ``report(notice)`` in this loop, for each lost rank.
+        ``vitals()`` is called in the thread; ``report(notice)`` in this loop, for each lost rank, and
+        ``report_departure(rank, mark)`` for each that has said goodbye.
         """
-        self._vitals, self._report = vitals, report
+        self._vitals, self._report, self._report_departure = vitals, report, report_departure
         self._loop_thread.start()
         ended = asyncio.ensure_future(self._loop_thread.ended())
         try:
@@ -118,7 +124,13 @@ class HeartbeatThread:
 
     async def _main(self) -> None:
         self._detector = detector = FailureDetector(
-            self._rank, self._size, self._transports, self._timeout, self._pulse, self._pass_on
+            self._rank,
+            self._size,
+            self._transports,
+            self._timeout,
+            self._pulse,
+            partial(self._loop_thread.tell, self._report),
+            partial(self._loop_thread.tell, self._report_departure),
         )
         try:
             try:
@@ -136,11 +148,8 @@ class HeartbeatThread:
             self._loop_thread.cancel()
         return self._vitals()
 
-    def _pass_on(self, notice: LossNotice) -> None:
-        self._loop_thread.tell(self._report, notice)
 
-
-def _ignore(notice: LossNotice) -> None:
+def _ignore(*_: object) -> None:
     """Ignore a notice that comes before `open`."""
 
 

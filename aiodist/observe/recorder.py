@@ -246,6 +246,12 @@ def opened(record: Record | CompletedRecord) -> Record:
     return Record(*record) if isinstance(record, tuple) else record
 
 
+def name_of_operation(record: Record) -> str:
+    """Return the operation's name. It needs no module, so also while Python shuts down."""
+    what = record.what
+    return what[0] if isinstance(what, tuple) else what.operation
+
+
 class UnderWay(Protocol):
     """An operation in progress; `groups.work.Work` is one. Any thread may ask it."""
 

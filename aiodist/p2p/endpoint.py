@@ -109,7 +109,7 @@ class Endpoint:
         heartbeat_addresses: tuple[str, ...] = ()
         if self._heartbeat is not None:
             heartbeat_addresses = await self._heartbeat.open(
-                self._events.activity, self._pronounced
+                self._events.activity, self._pronounced, self._departed
             )
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
@@ -216,10 +216,14 @@ class Endpoint:
     def recv(self, recv: Recv) -> Recv:
         """Post a receive."""
         self.inbox.post(recv)
-        if not recv.done and recv.src >= 0:
-            peer = self._peers[recv.src]
-            if not peer.links and peer.watch is None:
-                peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._look_after, peer)
+        if not recv.done:
+            if recv.src >= 0:
+                self._watch(self._peers[recv.src])
+            elif (
+                self._heartbeat is None or self.shares_process
+            ):  # else it would hear that ranks leave
+                for peer in self._peers.values():
+                    self._watch(peer)
         return recv
 
     def peer(self, rank: int) -> Peer:
@@ -436,6 +440,10 @@ class Endpoint:
             return
         self._lost(peer, error)
 
+    def _watch(self, peer: Peer) -> None:
+        if not peer.links and peer.watch is None:
+            peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._look_after, peer)
+
     def _look_after(self, peer: Peer) -> None:
         # A rank that died before it connected is noticed only by connecting to it.
         peer.watch = None
@@ -461,7 +469,7 @@ class Endpoint:
             self._closing_streams.hang_up(*(link.connection for link in peer.links))
 
     def _has_left(self, peer: Peer) -> bool:
-        return self.memory is not None and self.memory.has_left(peer.rank)
+        return peer.has_departed or (self.memory is not None and self.memory.has_left(peer.rank))
 
     def _heard_of(self, peer: Peer) -> str:
         return "" if self._heartbeat is None else self._heartbeat.heard_of(peer.rank)
@@ -486,6 +494,33 @@ class Endpoint:
         if peer.connecting is not None:
             peer.connecting.cancel()
         self._closing_streams.hang_up(*(link.connection for link in peer.links))
+
+    def _departed(self, rank: int, mark: bytes) -> None:
+        """Note the goodbye of ``rank``, which the heartbeat threads have heard.
+
+        A stream from it may still bring messages, and then its end. If there is none, only this tells it.
+        """
+        peer = self._peers.get(rank)
+        if peer is not None and peer.rank_info.mark == mark:
+            peer.has_departed = True
+            self._loop.call_later(_LAST_WORDS_SECONDS, self._end_without_link, peer)
+
+    def _end_without_link(self, peer: Peer) -> None:
+        if (
+            self._departure
+            or self._closed
+            or peer.error is not None
+            or peer.links
+            or peer.connecting
+        ):
+            return
+        if self._pending:  # perhaps its own, with its last messages
+            self._loop.call_later(_LAST_WORDS_SECONDS, self._end_without_link, peer)
+            return
+        peer.said_goodbye = True
+        self._peer_lost(
+            peer, peer_lost(peer.rank_info, LEFT, last=self._heard_of(peer), departure="left")
+        )
 
     def cast_out(self, peer: Peer, frame: Frame) -> None:
         self._declared_lost(LossNotice.decode(frame.meta))

@@ -54,7 +54,8 @@ class Peer:
         self.owed = 0  # The part of it that will be returned with the next CREDIT frame.
         self.stall = 0  # The number of its last STALLED; 0 where it holds no messages back.
         self.wants = 0  # Receives asked for since its last question for all, less the excess.
-        self.said_goodbye = False
+        self.said_goodbye = False  # on a stream, or it counts so
+        self.has_departed = False  # the heartbeat threads have heard its goodbye
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
         self.links: list[PeerLink] = []

@@ -40,6 +40,47 @@ finally:
 before both loops have."""
 
 
+UNMET = """
+import asyncio
+import numpy as np
+import aiodist as dist
+
+async def main():
+    async with dist.process_group():
+        if dist.get_rank() == 0:
+            events = dist.membership()
+            for receive in (dist.recv, dist.recv_object):
+                try:
+                    await receive()
+                except dist.PeerLostError as error:
+                    print(error.departed, error.departure)
+            both = [await anext(events), await anext(events)]
+            print(sorted((event.kind, event.rank) for event in both))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm,unix", "unix", "tcp"])
+def test_ranks_that_leave_without_a_message_end_a_receive_from_any_rank(
+    tmp_path: Path, scaled: Callable[[float], float], transport: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNMET)
+    job = subprocess.run(
+        [sys.executable, "-m", "aiodist", "run", "-n", "3", str(script)],
+        cwd=ROOT,
+        env=os.environ | {"AIODIST_TRANSPORT": transport},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=scaled(30),
+        check=False,
+    )
+    told = ["[0] (1, 2) left"] * 2 + ["[0] [('left', 1), ('left', 2)]"]
+    assert (job.returncode, job.stdout.splitlines()) == (0, told), job.stderr
+
+
 @pytest.mark.parametrize("how", ["end", "error"])
 def test_a_leaving_rank_neither_hangs_nor_logs(
     tmp_path: Path, scaled: Callable[[float], float], how: str

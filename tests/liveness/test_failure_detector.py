@@ -65,8 +65,15 @@ class Rank:
         self.rank_infos: list[RankInfo] = []
         self._faults = Faults()
         self.transport = AcceptingTransport(TcpTransport("127.0.0.1"), self._faults)
+        self.departures: list[tuple[int, bytes]] = []
         self.detector = Detector(
-            rank, size, [self.transport], timeout, lambda: self.activity, self.reports.append
+            rank,
+            size,
+            [self.transport],
+            timeout,
+            lambda: self.activity,
+            self.reports.append,
+            lambda *departed: self.departures.append(departed),
         )
         self.die = self._faults.cut
         """End as when the kernel kills a process: every socket closes without a message."""
@@ -212,6 +219,8 @@ async def test_a_leaving_rank_is_not_reported_lost(make: Make) -> None:
     rest = [ranks[n] for n in (0, 3, 4)]
     await until(lambda: all(complete(rank, [1, 2, 5]) for rank in rest))
     assert all(rank.reports == [] for rank in ranks)
+    departures = [(number, ranks[0].mark(number)) for number in (1, 2, 5)]
+    assert all(sorted(rank.departures) == departures for rank in rest)
 
 
 async def test_the_last_activity_is_passed_on(make: Make) -> None:
