@@ -7,8 +7,10 @@ one of:
     ITEMS    items, each a u32 length and an envelope; they use up the credit of the grant.
     CREDIT   items and bytes that have left the receiver's buffer: their credit returns.
     STOP     the receiver reads no more: further items are thrown away.
-    END      the sender sends no more items; the payload says why, if it gave up.
+    END      the sender sends no more items.
     DONE     the receiver has got the END: it sends neither CREDIT nor STOP any more.
+
+The payload of STOP and END says why, if the rank gave the stream up.
 
 An item with long parts travels alone, and its parts as those of `object_messages`. Each side sends
 one END and one DONE. A closed stream takes messages until both have come from the peer, so that
@@ -82,7 +84,7 @@ class Stream(ObjectStream):
         self._readers: deque[asyncio.Future[None]] = deque()
         self._reading = True
         self._peer_ended = False
-        self._why_ended = ""
+        self._why_ended = ""  # if the peer gave the stream up
         # sending
         self._granted = 0  # items that the peer buffers; 0 until it has opened the stream
         self._items = 0  # credit
@@ -96,6 +98,7 @@ class Stream(ObjectStream):
         self._batch_bytes = 0
         self._ended = False
         self._peer_reads = True
+        self._why_stopped = ""  # if the peer gave the stream up
         self._peer_is_done = False
         self.over: Pending[None] = Pending()
         """Done when nothing of this stream is under way any more."""
@@ -139,9 +142,7 @@ class Stream(ObjectStream):
                 raise InvalidUsageError("this rank has closed the stream: it receives no more")
             if self._peer_ended:
                 if self._why_ended:
-                    raise StreamClosedError(
-                        f"rank {self._to} gave the stream up: {self._why_ended}"
-                    )
+                    raise self._abandoned(self._why_ended)
                 raise StopAsyncIteration
             self._check_error()
             self._return_credit()
@@ -192,8 +193,13 @@ class Stream(ObjectStream):
             raise InvalidUsageError("this rank has ended the stream: it sends no more")
         # A peer that has closed the stream may leave the job at once: that is no loss.
         if not self._peer_reads:
+            if self._why_stopped:
+                raise self._abandoned(self._why_stopped)
             raise StreamClosedError(f"rank {self._to} has closed the stream: it receives no more")
         self._check_error()
+
+    def _abandoned(self, why: str) -> StreamClosedError:
+        return StreamClosedError(f"rank {self._to} gave the stream up: {why}")
 
     def _may_send(self, size: int) -> bool:
         """Return whether the credit covers an item; an item that is alone may have any size."""
@@ -266,7 +272,7 @@ class Stream(ObjectStream):
             self._reading = False
             self._buffer.clear()
             if self._error is None and not self._peer_ended:
-                self._say(STOP)
+                self._say(STOP, why.encode(errors="replace"))
         self._wake(self._readers)
         self._wake(self._writers)
 
@@ -331,6 +337,7 @@ class Stream(ObjectStream):
             self._wake(self._writers)
         elif what == STOP:
             self._peer_reads = False
+            self._why_stopped = bytes(data).decode(errors="replace")
             self._wake(self._writers)
         elif what == END:
             self._peer_ended = True

@@ -309,6 +309,32 @@ async def test_a_receiver_that_closes_and_leaves_has_closed_the_stream() -> None
     await run_ranks(2, on_rank, timeout=60)
 
 
+@pytest.mark.parametrize("ends_first", [False, True])
+async def test_a_sender_learns_why_its_receiver_gave_up(ends_first: bool) -> None:
+    async def receive() -> None:
+        async with dist.open_stream(0) as stream:
+            if ends_first:
+                await stream.end()
+            await anext(stream)
+            raise OSError("disk full")
+
+    async def send() -> None:
+        async with dist.open_stream(1) as stream:
+            for number in range(1000):
+                await stream.send(number)
+
+    async def on_rank(rank: int) -> None:
+        if rank == 1:
+            with pytest.raises(OSError, match="disk full"):
+                await receive()
+            return
+        match = "^rank 1 gave the stream up: OSError: disk full$"
+        with pytest.raises(dist.StreamClosedError, match=match):
+            await send()
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
 class Mute(Exception):
     """An exception without a text."""
 
