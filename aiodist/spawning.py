@@ -12,11 +12,15 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_int, check_list
 from aiodist.launch.environment import job_identity, meeting_environment, rank_environment
+from aiodist.launch.failure import SETTLE, Failure
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.rank_function import call_as_rank
 
@@ -60,7 +64,8 @@ def spawn(
         InvalidUsageError: ``nprocs`` is below 1.
         ValueError: ``start_method`` is unknown.
         Exception: A process failed, and the others were terminated: torch's
-            ProcessRaisedException (with the traceback) or ProcessExitedException.
+            ProcessRaisedException (with the traceback) or ProcessExitedException. Of several
+            errors it is the first one that does not only report the failure of another rank.
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function to call as fn(i, *args), not {fn!r}")
@@ -87,9 +92,50 @@ def spawn(
         if not join:
             weakref.finalize(context, stack.pop_all().close)
             return context
-        while not context.join():
-            pass
+        _join(context)
     return None
+
+
+def _join(context: ProcessContext) -> None:
+    """Wait until all processes have ended, or raise torch's error for one that failed."""
+    failed = _failed_process(context)
+    if failed is not None:
+        # torch ends the other processes, and raises the error of the first sentinel that is ready.
+        context.sentinels = {context.processes[failed].sentinel: failed}
+        context.join()
+
+
+def _failed_process(context: ProcessContext) -> int | None:
+    """Return the first process that failed of itself; None if all ended well.
+
+    An error that only reports another rank often comes before the cause. It counts if no cause
+    follows within `SETTLE` seconds.
+    """
+    running: dict[Any, int] = dict(context.sentinels)
+    reporting: int | None = None
+    deadline = Deadline.never()
+    while running and not deadline.expired():
+        for sentinel in wait(running, None if reporting is None else deadline.remaining()):
+            index = running.pop(sentinel)
+            process = context.processes[index]
+            process.join()
+            if process.exitcode == 0:
+                continue
+            if not _reports_another_rank(context, index):
+                return index
+            if reporting is None:
+                reporting, deadline = index, Deadline(SETTLE)
+    return reporting
+
+
+def _reports_another_rank(context: ProcessContext, index: int) -> bool:
+    process = context.processes[index]
+    try:
+        trace = pickle.loads(Path(context.error_files[index]).read_bytes())  # noqa: S301 - a child wrote it
+    except FileNotFoundError:  # it raised nothing: a signal or an exit code ended it
+        return False
+    failure = Failure(index, index, process.pid, ADDRESS, process.exitcode, trace)
+    return failure.is_consequence()
 
 
 def _become_rank(

@@ -8,13 +8,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import GroupRevokedError, InvalidUsageError
 from aiodist.spawning import spawn
 from tests.limits import scaled
 
@@ -49,6 +50,24 @@ def fail(i: int) -> None:
 
 async def fail_async(i: int) -> None:
     fail(i)
+
+
+def fail_after_the_report(i: int, folder: str) -> None:
+    """Rank 0 reports the failure of rank 1, and has ended when rank 1 raises."""
+    if i == 0:
+        note(i, folder, "reports")
+        raise GroupRevokedError("rank 1 aborted group 'g'")
+    reported = Path(folder, "rank0")
+    while not reported.exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    fail(i)
+
+
+def only_report(i: int) -> None:
+    if i == 0:
+        raise GroupRevokedError("rank 1 aborted group 'g'")
+    time.sleep(600)
 
 
 def leave(i: int) -> None:
@@ -98,6 +117,19 @@ def test_an_exception_reaches_the_parent_with_its_traceback(fn):
         spawn(fn, nprocs=2, start_method="fork")
     assert caught.value.error_index == 1
     assert "Traceback" in str(caught.value)
+
+
+def test_the_cause_is_raised_and_not_the_report_of_another_rank(tmp_path):
+    with pytest.raises(torch_spawn.ProcessRaisedException, match="boom in rank 1") as caught:
+        spawn(fail_after_the_report, (str(tmp_path),), nprocs=2, start_method="fork")
+    assert caught.value.error_index == 1
+
+
+def test_a_report_of_another_rank_is_raised_if_no_cause_follows(monkeypatch):
+    monkeypatch.setattr("aiodist.spawning.SETTLE", 0.2)
+    with pytest.raises(torch_spawn.ProcessRaisedException, match="rank 1 aborted") as caught:
+        spawn(only_report, nprocs=2, start_method="fork")
+    assert caught.value.error_index == 0
 
 
 def test_an_exit_code_reaches_the_parent():

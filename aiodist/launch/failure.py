@@ -11,6 +11,9 @@ TAIL_LIMIT = 1 << 16
 
 LINES_WITHOUT_TRACEBACK = 20
 
+SETTLE = 2.0
+"""Seconds that the other ranks get to show the cause, if the first to fail names another rank."""
+
 _START = re.compile(
     r"^(?:Traceback \(most recent call last\):|\s*\+ Exception Group Traceback )", re.M
 )

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import DistError
 from aiodist.launch.environment import meeting_environment
-from aiodist.launch.failure import Failure
+from aiodist.launch.failure import SETTLE, Failure
 from aiodist.launch.job_summary import summary
 from aiodist.launch.outlets import Outlets
 from aiodist.launch.output import Console
@@ -42,9 +42,6 @@ meanwhile, write their dumps and tracebacks, and end by themselves."""
 WAITING = 0.25
 """Seconds between checks whether all remaining processes wait in ``rejoin()`` for ranks that are
 gone."""
-
-SETTLE = 2.0
-"""Seconds that the other ranks get to show the cause, if the first to fail names another rank."""
 
 LINGER = 0.5
 """Seconds that helpers of a finished rank get to end by themselves."""
