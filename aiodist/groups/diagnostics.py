@@ -92,17 +92,16 @@ def explained(
     if error.rank == here:  # the others gave this rank up
         return error
     noticed_by = here if error.noticed_by < 0 else error.noticed_by
-    said = error.last
-    if said:
-        heard = f"it last {said}"
-    elif last is not None:
-        said = last_activity(last, groups)
-        heard = f"the last that came from it: {said}"
-    else:  # its collectives may have sent no messages
-        told = (group.last_in_memory(error.rank) for group in groups.values())
-        few = " and ".join(islice(filter(None, told), _FEW))
-        said = f"{few}, in shared memory" if few else ""
-        heard = f"it last {said}" if said else "no message ever came from it"
+    told = []
+    in_memory = (group.last_in_memory(error.rank) for group in groups.values())
+    if few := " and ".join(islice(filter(None, in_memory), _FEW)):
+        told.append(f"it last {few}, in shared memory")
+    if last is not None:  # collectives in shared memory send no messages
+        told.append(f"the last that came from it: {last_activity(last, groups)}")
+    if error.last:  # a heartbeat, which is often older than the rank's last operations
+        told.append(error.last)
+    said = "; ".join(told)
+    heard = said or "no message ever came from it"
     fields = error.fields | {"last": said, "noticed_by": noticed_by}
     full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
     full.__cause__ = error.__cause__

@@ -64,8 +64,6 @@ class FailureDetector:
         """
         self.rank = rank
         self.size = size
-        self.heard_of: dict[int, str] = {}
-        """The last activity that each neighbour has reported."""
         self._transports = {transport.scheme: transport for transport in transports}
         self._timeout = timeout
         self._interval = timeout / BEATS
@@ -82,6 +80,7 @@ class FailureDetector:
         self._lines: dict[int, HeartbeatConnection] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closing_streams = ClosingStreams(_FAREWELL_SECONDS)
+        self._heartbeats: dict[int, tuple[float, str]] = {}  # the last one of each neighbour
         self._endings: dict[int, str] = {}  # why the connection of a rank ended, by rank
         self._gone: set[int] = set()
         self._rank_infos: list[RankInfo] = []
@@ -124,6 +123,14 @@ class FailureDetector:
         line = self._returned.pop(rank_info.rank, None)
         if line is not None:
             self.proven(line)
+
+    def heard_of(self, rank: int) -> str:
+        """Return what the last heartbeat of ``rank``, which is lost now, said and how old it is.
+
+        The text is empty for a rank that is no neighbour, or has reported nothing. Any thread.
+        """
+        at, activity = self._heartbeats.get(rank, (0.0, ""))
+        return f"{time.monotonic() - at:.1f} s before the loss it {activity}" if activity else ""
 
     def dismiss(self, rank: int) -> None:
         """Stop watching ``rank``, which all ranks know to be gone."""
@@ -189,7 +196,7 @@ class FailureDetector:
         self._lines[rank] = line
         if former is not None:
             former.connection.abort()
-        self.heard_of[rank] = line.vitals
+        self._heartbeats[rank] = line.heartbeat
         self._endings.pop(rank, None)
         self._deadlines.release(rank)
         self._deadlines.watch(rank, time.monotonic())
@@ -199,9 +206,9 @@ class FailureDetector:
         rank = line.rank
         self._deadlines.heard(rank, time.monotonic())
         if frame.type == FrameType.BEAT:
-            line.vitals = frame.meta.decode("utf-8", "replace")
+            line.heartbeat = time.monotonic(), frame.meta.decode("utf-8", "replace")
             if self._lines.get(rank) is line:
-                self.heard_of[rank] = line.vitals
+                self._heartbeats[rank] = line.heartbeat
         elif frame.type == FrameType.LOST:
             self._lost(LossNotice.decode(frame.meta), line)
         elif frame.type == FrameType.LEFT:
@@ -270,7 +277,7 @@ class FailureDetector:
 
     def _notice(self, rank: int, reason: str) -> LossNotice:
         mark = self._rank_infos[rank].mark
-        return LossNotice(rank, mark, self.rank, reason, self.heard_of.get(rank, ""))
+        return LossNotice(rank, mark, self.rank, reason, self.heard_of(rank))
 
     def _is_meant(self, rank: int, mark: bytes) -> bool:
         return 0 <= rank < self.size and self._rank_infos[rank].mark == mark
@@ -317,7 +324,7 @@ class FailureDetector:
         self._gone.add(rank)
         self._deadlines.release(rank)
         self._endings.pop(rank, None)
-        self.heard_of.pop(rank, None)
+        self._heartbeats.pop(rank, None)
         line = self._lines.pop(rank, None)
         if line is not None:
             self._closing_streams.hang_up(line.connection)

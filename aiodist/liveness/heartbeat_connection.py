@@ -31,7 +31,8 @@ class HeartbeatConnection:
     def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
         self.connection = connection
         self.rank = -1
-        self.vitals = ""  # the last activity that the other side has reported
+        self.heartbeat = 0.0, ""
+        """When the last heartbeat of the other side came, and the activity that it reported."""
         self.on_proven: Callable[[BaseException | None], None] | None = None
         self._owner = owner
         self._handshake = handshake

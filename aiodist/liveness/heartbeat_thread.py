@@ -102,8 +102,8 @@ class HeartbeatThread:
         self._loop_thread.ask(function, self._detector, *args)
 
     def heard_of(self, rank: int) -> str:
-        """Return the last activity that ``rank`` has reported; empty for a rank that is no neighbour."""
-        return "" if self._detector is None else self._detector.heard_of.get(rank, "")
+        """Return what `FailureDetector.heard_of` says of ``rank``."""
+        return "" if self._detector is None else self._detector.heard_of(rank)
 
     async def close(self) -> None:
         """Say goodbye and end the thread, within 4 s. Idempotent."""

@@ -207,7 +207,8 @@ async def test_the_error_about_a_dead_rank_names_it_its_host_its_operation_and_t
     assert set(noticed.values()) <= {0, 1, 3}
     for error in (errors[0], errors[1], errors[3]):
         if error.noticed_by == 0:
-            assert error.last == "all_reduce(3 x float32, SUM), operation 0 of 'group#0'"
+            last = "all_reduce(3 x float32, SUM), operation 0 of 'group#0'"
+            assert error.last == f"the last that came from it: {last}"
 
 
 async def test_a_rank_that_never_said_anything(inproc: RunRanks) -> None:
@@ -237,9 +238,9 @@ async def test_an_error_names_a_lost_ranks_last_collective_in_shared_memory() ->
 
     error = (await run_ranks(2, main, "shm"))[0]
     assert error is not None
-    last = "finished all_reduce(4 x float32, SUM), operation 2 of 'default_pg', in shared memory"
-    assert error.last == last
-    assert f"; it last {last}; rank 0 noticed" in str(error)
+    finished = "finished all_reduce(4 x float32, SUM), operation 2 of 'default_pg'"
+    assert error.last == f"it last {finished}, in shared memory"
+    assert f"; {error.last}; rank 0 noticed" in str(error)
 
 
 async def test_a_failed_operation_is_not_reported_as_finished() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from aiodist.errors import PeerLostError
 from aiodist.groups.diagnostics import (
     describe_missing,
     describe_waiting,
+    explained,
     mismatch,
     missing_of,
     unread_in_words,
@@ -18,7 +20,7 @@ from aiodist.groups.diagnostics import (
 from aiodist.groups.fingerprint import Fingerprint, differ_in_device_alone
 from aiodist.p2p.endpoint_events import Presence
 from aiodist.tensors import dtype_named
-from aiodist.wire.frames import COLLECTIVE, TENSOR
+from aiodist.wire.frames import COLLECTIVE, TENSOR, Frame, FrameType
 
 ELSEWHERE = Presence(False, "barrier(), operation 3", "is in no operation")
 
@@ -65,6 +67,33 @@ def test_unclaimed_messages() -> None:
     assert said == ", from where tensors with tag 5, 7 have come that no receive asked for"
     many = [((TENSOR, 9, tag), 1) for tag in range(9)]
     assert "tag 0, 1, 2, 3, 4, ... have" in unread_in_words(many, 9, [1])
+
+
+MEMORY = "it last finished barrier(), operation 9 of 'g', in shared memory"
+MESSAGE = "the last that came from it: tensors with tag 7 in 'g'"
+HEARTBEAT = "1.1 s before the loss it was in barrier()"
+
+
+@pytest.mark.parametrize(
+    ("in_memory", "message", "heartbeat", "known"),
+    [
+        (True, True, HEARTBEAT, f"{MEMORY}; {MESSAGE}; {HEARTBEAT}"),
+        (True, False, HEARTBEAT, f"{MEMORY}; {HEARTBEAT}"),
+        (False, True, HEARTBEAT, f"{MESSAGE}; {HEARTBEAT}"),
+        (False, False, "", ""),
+    ],
+)
+def test_a_heartbeat_does_not_hide_newer_activity(
+    in_memory: bool, message: bool, heartbeat: str, known: str
+) -> None:
+    finished = "finished barrier(), operation 9 of 'g'" if in_memory else ""
+    group: Any = SimpleNamespace(group_name="g", last_in_memory=lambda rank: finished)
+    frame = Frame(FrameType.EAGER, TENSOR, 4, 7, 0, 0, b"") if message else None
+    lost = PeerLostError("rank 1 died", rank=1, last=heartbeat)
+    error = explained(lost, frame, {4: group}, 0)
+    assert error.last == known
+    told = known or "no message ever came from it"
+    assert str(error) == f"rank 1 died; {told}; rank 0 noticed"
 
 
 def test_a_slow_operation_names_no_rank() -> None:
