@@ -31,8 +31,9 @@ class Work(Coroutine[Any, Any, T]):
     """An operation that has started. ``await work`` gives what a blocking call would return.
 
     It is a coroutine to asyncio: ``create_task``, ``gather``, ``wait_for``, ``as_completed`` and
-    ``run_coroutine_threadsafe`` take it. Unlike a coroutine it runs already, and may be awaited more
-    than once. Dropped without an ``await``, a ``wait`` or a question about its end, it warns.
+    ``run_coroutine_threadsafe`` take it. ``asyncio.wait`` takes ``asyncio.ensure_future(work)``.
+    Unlike a coroutine it runs already, and may be awaited more than once. Dropped without an
+    ``await``, a ``wait`` or a question about its end, it warns.
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
     back where that is still possible, a collective fails on all ranks. Methods may
