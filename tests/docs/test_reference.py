@@ -36,6 +36,13 @@ def test_names_without_a_place_on_the_blocking_page_have_one_elsewhere() -> None
     assert sorted(left_out - directives("async.md") - directives("errors.md")) == []
 
 
+def test_functions_that_the_blocking_api_does_not_have_have_a_row() -> None:
+    text = (REFERENCE / "blocking.md").read_text(encoding="utf-8")
+    missing = set(aiodist.__all__) - set(aiodist.sync.__all__)
+    rows = re.findall(r"^\| \[?`(\w+)`", text, re.MULTILINE)
+    assert sorted(rows) == sorted(name for name in missing if name.islower())
+
+
 def test_every_environment_variable_has_a_row() -> None:
     text = (REFERENCE / "environment.md").read_text(encoding="utf-8")
     named = {name for row in re.findall(r"^\| (.*?) \|", text, re.M) for name in row.split(", ")}
