@@ -30,8 +30,8 @@ EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. Copying an unexpected one costs less than a round trip."""
 
 HOST_EAGER_BYTES = 128 << 10
-"""The same limit for a rank that shares memory with this one. Longer ones go through memory when
-they are granted, if they have not gone through memory at once."""
+"""The same limit if a message ring carries parts. Longer messages go through it when they are granted,
+if they have not gone through it at once."""
 
 JOINED_BYTES = 2048
 """Payloads up to this length are copied behind their header: one buffer costs less than two."""
@@ -303,7 +303,7 @@ class Outbox:
         """Return whether a message of this length goes over the stream without a grant."""
         if length <= HOST_EAGER_BYTES:
             return True
-        return length <= EAGER_BYTES and (self.shm is None or self.shm.ring is None)
+        return length <= EAGER_BYTES and (self.shm is None or not self.shm.part_bytes)
 
     def _count(self, kind: int) -> None:
         # Count before sending: a callback of the send may send the next message.

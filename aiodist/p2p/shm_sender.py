@@ -36,6 +36,9 @@ PART_BYTES = 2 << 20
 """Length of a part, or half a shorter ring. The next one goes in once it is taken: two of them would
 leave the cache between the two copies."""
 
+MIN_PART_BYTES = 64 << 10
+"""The shortest such part. With shorter ones the two ranks would wait for each other more than they copy."""
+
 Call = Callable[[Callable[[], None]], None]
 """Calls its argument where the loop counts as running."""
 
@@ -91,9 +94,10 @@ class ShmSender:
 
     @property
     def part_bytes(self) -> int:
-        """The length of a part; 0 without a ring."""
+        """The length of a part; 0 without a ring, or if it is too small: then the stream carries parts."""
         ring = self.ring
-        return 0 if ring is None else min(PART_BYTES, ring.nbytes // 2)
+        nbytes = 0 if ring is None else min(PART_BYTES, ring.nbytes // 2)
+        return nbytes if nbytes >= MIN_PART_BYTES else 0
 
     # -- from the outbox
 

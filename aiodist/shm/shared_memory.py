@@ -4,8 +4,8 @@ The head of a segment says which segments its owner has mapped, and lists the ar
 has laid out for groups. The members of a group share memory if each has mapped each and each has
 found room. All members read this from memory, so all come to the same answer.
 
-Room is reused. The room of an area returns when every member has stored that it no longer reads
-this group's areas, or is gone. The room of a message ring returns when its receiver is gone.
+The room of an area is reused when every member has stored that it no longer reads this group's
+areas, or is gone. Message rings have a part of the segment to themselves, so areas leave them room.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiodist.shm.segment import Segment
 
 log = logging.getLogger("aiodist")
 
-DEFAULT_BYTES = 32 << 20
+DEFAULT_BYTES = 48 << 20
 """Length of a rank's segment."""
 
 MIN_BYTES = 1 << 20
@@ -44,8 +44,9 @@ _NOT_MAPPED = 1
 
 _PAGE = 4096
 
-_FOR_RINGS = 3
-"""At most one such part of a segment is for message rings, in equal shares for all ranks of the host."""
+_FOR_RINGS = 4
+"""At most one such part of a segment is for message rings, in equal shares for all other ranks of the
+host. The smallest segment still has room for an area beside them."""
 
 
 class SharedMemory:
@@ -58,7 +59,9 @@ class SharedMemory:
         self._heads: dict[int, memoryview] = {}
         self._digests: dict[int, int] = {}  # what each rank's entry in the lists should say
         self.pages = PageAllocator(_HEAD_BYTES, len(segment.view))
-        """The room of the own segment."""
+        """The room of the own segment for areas."""
+        self._rings = 0  # where the rings are in it
+        self._ring_bytes = 0  # the length of each; 0 without rings
         self._lists: dict[int, AreaDirectory] = {}
         self._areas: dict[int, tuple[int, AreaShape]] = {}  # which have room here
         self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
@@ -106,9 +109,18 @@ class SharedMemory:
             head[_MAPPED + rank] = digest
         self._places = {rank: place for place, rank in enumerate(sorted(descriptions))}
         if self._has_table(self.rank):
-            self.pages = PageAllocator(_HEAD_BYTES + self._table_bytes, len(self._own.view))
+            self._divide()
         if failures:
             log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
+
+    def _divide(self) -> None:
+        """Divide what the head and the table leave of the own segment: into rings, and room for areas."""
+        nbytes = len(self._own.view)
+        self.pages = PageAllocator(_HEAD_BYTES + self._table_bytes, nbytes)
+        others = len(self._places) - 1
+        share = nbytes // _FOR_RINGS // max(others, 1) // _PAGE * _PAGE
+        self._ring_bytes = min(share, MAX_RING_BYTES) if share >= MIN_RING_BYTES else 0
+        self._rings = self.pages.take(self._ring_bytes * others)
 
     def forget(self, rank: int) -> None:
         """Drop the memory of ``rank``: the process that replaced it shares none."""
@@ -263,16 +275,16 @@ class SharedMemory:
     # -- message rings
 
     def ring_writer_to(self, rank: int) -> RingWriter | None:
-        """Return a new ring for messages to ``rank``, which keeps its room until the end.
+        """Return a new ring for messages to ``rank``, which must have mapped this segment.
 
-        ``rank`` must have mapped this segment. Returns None if there is no room.
+        Returns None if the segment is too small for a ring to each rank of the host.
         """
-        share = len(self._own.view) // _FOR_RINGS // max(len(self._places) - 1, 1)
-        nbytes = min(share, MAX_RING_BYTES, self.pages.largest) // _PAGE * _PAGE
         lines = self._lines_between(rank)
-        if lines is None or nbytes < MIN_RING_BYTES:
+        if lines is None or not self._ring_bytes:
             return None
-        out = RingWriter(rank, self._own.view[:], *lines, self.pages.take(nbytes), nbytes)
+        place = self._places[rank] - (rank > self.rank)  # among the other ranks
+        start = self._rings + place * self._ring_bytes
+        out = RingWriter(rank, self._own.view[:], *lines, start, self._ring_bytes)
         self._ends.append(out)
         return out
 
@@ -313,8 +325,6 @@ class SharedMemory:
         for end in ends:
             end.close()
             self._ends.remove(end)
-            if isinstance(end, RingWriter):
-                self.pages.give(end.start, end.nbytes)
 
     # -- the end
 

@@ -38,6 +38,7 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "JOINED_BYTES", 20)
     set_ring(monkeypatch, RING)
     monkeypatch.setattr(shm_sender, "PART_BYTES", 20)
+    monkeypatch.setattr(shm_sender, "MIN_PART_BYTES", 1)
     monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
     # Both ranks are in this thread: one that spins for longer only waits.
     monkeypatch.setattr(shm_progress, "NEAR_SECONDS", 5e-6)

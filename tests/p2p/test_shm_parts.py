@@ -309,12 +309,39 @@ def test_a_part_in_the_ring_waits_for_one_that_the_stream_has_begun(
     assert content(recv) == bytes_of(size)
 
 
-def test_without_room_for_a_ring_messages_use_the_stream() -> None:
+def test_the_stream_carries_long_messages_if_the_ring_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a host of hundreds of ranks."""
+    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", 8 << 10)
     pair = Pair(64 << 20, shared_bytes=MIB)
-    memory = pair.memories[0]
-    assert memory is not None
-    while (nbytes := memory.pages.largest) > 0:
-        memory.pages.take(nbytes)
+    recvs = [pair.b.recv(TAG, size) for size in (5, 3 * MIB, 5)]
+    sends = [pair.a.send(TAG, bytes_of(len(recv.into))) for recv in recvs if recv.into is not None]
+    moved = 0
+    while pair.settle_once():
+        assert pair.a.ring.untaken < 100
+        moved = max(moved, pair.a.stream.queued())
+    assert moved > CHUNK_BYTES
+    assert [content(recv) for recv in recvs] == [bytes_of(size) for size in (5, 3 * MIB, 5)]
+    assert all(send.done for send in sends)
+    pair.close()
+
+
+def test_a_message_goes_over_the_stream_at_once_if_the_ring_is_too_small_for_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", 8 << 10)
+    pair = Pair(64 << 20, shared_bytes=MIB)
+    send = pair.a.send(TAG, bytes_of(EAGER_BYTES))
+    pair.settle()
+    assert send.done  # no receive has granted it
+    assert content(pair.b.recv(TAG, EAGER_BYTES)) == bytes_of(EAGER_BYTES)
+    pair.close()
+
+
+def test_without_a_ring_messages_use_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", MIB)
+    pair = Pair(64 << 20, shared_bytes=MIB)
     recv = pair.b.recv(TAG, 3 * MIB)
     pair.a.send(TAG, bytes_of(3 * MIB))
     pair.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +14,7 @@ from aiodist.shm import message_ring
 from aiodist.shm.message_ring import RingReader, RingWriter
 from aiodist.shm.shared_memory import SharedMemory
 from tests.shm.damage import ring_bytes
+from tests.shm.test_segment import close, met
 
 HEAD = b"a head"
 RECORD = 24 + len(HEAD)
@@ -241,35 +243,35 @@ def test_no_words_of_a_sender_lead_outside_its_ring(ends: Ends) -> None:
     assert found
 
 
-def test_all_rings_of_a_rank_take_a_third_of_its_segment_at_most() -> None:
+def test_all_rings_of_a_rank_together_take_a_quarter_of_its_segment() -> None:
     ends = Ends(1 << 20, ranks=5)
     try:
-        room = ends.memories[2].pages
-        before = room.left
         made = [ends.memories[2].ring_writer_to(rank) for rank in (0, 1, 3, 4)]
-        assert all(made)
-        assert (1 << 20) // 4 < before - room.left <= (1 << 20) // 3
+        assert [ring.nbytes for ring in made if ring is not None] == [64 << 10] * 4
     finally:
         ends.close()
 
 
-def test_the_room_of_a_ring_returns_with_a_lost_rank() -> None:
-    ends = Ends()
+def test_rings_and_areas_lie_apart() -> None:
+    ends = Ends(2 << 20, ranks=5)
     try:
-        room = ends.memories[0].pages
-        before = room.left
-        ends.memories[0].forget(1)
-        assert room.left == before + ends.out.nbytes
+        memory = ends.memories[2]
+        rings = [memory.ring_writer_to(rank) for rank in (0, 1, 3, 4)]
+        taken = [(ring.start, ring.nbytes) for ring in rings if ring is not None]
+        while nbytes := memory.pages.largest:
+            taken.append((memory.pages.take(nbytes), nbytes))
+        assert len(taken) == 5
+        for (start, nbytes), (after, _) in pairwise(sorted(taken)):
+            assert start + nbytes <= after
     finally:
         ends.close()
 
 
-def test_where_there_is_no_room_there_is_no_ring() -> None:
-    ends = Ends()
+def test_a_segment_too_small_for_a_ring_to_each_rank_has_none() -> None:
+    memories = met(40, 1 << 20)
     try:
-        memory = ends.memories[1]
-        while memory.pages.largest:
-            memory.pages.take(memory.pages.largest)
-        assert memory.ring_writer_to(0) is None
+        assert memories[1].ring_writer_to(0) is None
+        memories[1].lay_out(7)
+        assert isinstance(memories[1].look(7, [1]), list)
     finally:
-        ends.close()
+        close(memories)

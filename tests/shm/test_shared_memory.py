@@ -7,7 +7,8 @@ import pytest
 from aiodist.shm import area_directory
 from aiodist.shm.area_directory import MAX_ENTRIES
 from aiodist.shm.group_area import GroupArea
-from aiodist.shm.shared_memory import SharedMemory
+from aiodist.shm.message_ring import MAX_BYTES as MAX_RING_BYTES
+from aiodist.shm.shared_memory import DEFAULT_BYTES, MIN_BYTES, SharedMemory
 from tests.shm.peers import peer_of
 from tests.shm.test_segment import close, met
 
@@ -105,6 +106,26 @@ def test_no_area_is_freed_while_a_member_may_read_it() -> None:
     memories[0].reclaim()
     assert kept < before
     assert memories[0].pages.left == memories[1].pages.left == before
+    close(memories)
+
+
+def test_groups_leave_room_for_rings() -> None:
+    memories = met(3, DEFAULT_BYTES)
+    memory, areas = memories[0], 0
+    memory.lay_out(areas)
+    while isinstance(memory.look(areas, [0]), list):
+        areas += 1
+        memory.lay_out(areas)
+    assert areas > 10
+    rings = [memory.ring_writer_to(rank) for rank in (1, 2)]
+    assert [ring.nbytes for ring in rings if ring is not None] == [MAX_RING_BYTES] * 2
+    close(memories)
+
+
+def test_the_smallest_segment_has_room_for_an_area_and_rings() -> None:
+    memories = met(30, MIN_BYTES)
+    share(memories, 1)
+    assert memories[0].ring_writer_to(29) is not None
     close(memories)
 
 
