@@ -123,9 +123,9 @@ def test_groups_leave_room_for_rings() -> None:
 
 
 def test_the_smallest_segment_has_room_for_an_area_and_rings() -> None:
-    memories = met(30, MIN_BYTES)
+    memories = met(5, MIN_BYTES)
     share(memories, 1)
-    assert memories[0].ring_writer_to(29) is not None
+    assert memories[0].ring_writer_to(4) is not None
     close(memories)
 
 
