@@ -17,6 +17,7 @@ from aiodist.links.rank_info import RankInfo
 from aiodist.liveness.failure_detector import FailureDetector
 from aiodist.liveness.loss_notice import LossNotice
 from aiodist.transport.base_transport import Transport
+from aiodist.transport.socket_listener import remedy_for
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds of silence after which a rank counts as lost, by default."""
@@ -75,7 +76,7 @@ class HeartbeatThread:
             failure = self._loop_thread.failure
             raise DistNetworkError(
                 f"rank {self._rank} cannot send heartbeats, because their thread has ended: "
-                f"{failure}; liveness_timeout=0 turns heartbeats off"
+                f"{failure}; " + remedy_for(failure, "liveness_timeout=0 turns heartbeats off")
             ) from failure
         return self._opened.result()
 

@@ -24,7 +24,15 @@ PAUSE_SECONDS = 0.2
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of the system if this process lacks what a connection takes: descriptors or memory."""
 
+_RAISE_THE_LIMIT = "raise the limit on open files: ulimit -n"
+
 Wrap = Callable[[socket.socket], SocketConnection | None]
+
+
+def remedy_for(error: BaseException | None, otherwise: str) -> str:
+    """Return what to do about ``error``: ``otherwise``, unless this process lacks descriptors or memory."""
+    is_exhausted = isinstance(error, OSError) and error.errno in EXHAUSTED
+    return _RAISE_THE_LIMIT if is_exhausted else otherwise
 
 
 class SocketListener(Listener):
@@ -94,11 +102,11 @@ class SocketListener(Listener):
         if not self._complained:
             self._complained = True
             logger.warning(
-                "cannot accept connections at %s: %s; trying again every %s s (raise the limit "
-                "on open files: ulimit -n)",
+                "cannot accept connections at %s: %s; trying again every %s s (%s)",
                 self.address,
                 error.strerror,
                 PAUSE_SECONDS,
+                _RAISE_THE_LIMIT,
             )
         self._loop.remove_reader(self._sock.fileno())
         self._resume = self._loop.call_later(PAUSE_SECONDS, self._watch)

@@ -15,7 +15,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
 from aiodist.transport.connecting import connect_socket, within
 from aiodist.transport.pacing import begin_unpaced
-from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap
+from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap, remedy_for
 from aiodist.transport.stream_socket import SocketConnection
 
 SCHEME = "tcp"
@@ -71,8 +71,8 @@ class TcpTransport(Transport):
                 raise
         except OSError as error:
             raise DistNetworkError(
-                f"cannot listen on {self._host!r}: {error.strerror}; pass an address or name of "
-                "an interface of this host"
+                f"cannot listen on {self._host!r}: {error.strerror}; "
+                + remedy_for(error, "pass an address or name of an interface of this host")
             ) from error
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:

@@ -22,7 +22,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
 from aiodist.transport.connecting import UnansweredError, connect_socket, within
-from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger
+from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger, remedy_for
 from aiodist.transport.stream_socket import SocketConnection
 
 SCHEME = "unix"
@@ -67,8 +67,8 @@ class UnixTransport(Transport):
                 raise
         except OSError as error:
             raise DistNetworkError(
-                f"cannot listen on a Unix socket: {error.strerror or error}; use the tcp "
-                "transport instead"
+                f"cannot listen on a Unix socket: {error.strerror or error}; "
+                + remedy_for(error, "use the tcp transport instead")
             ) from error
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:

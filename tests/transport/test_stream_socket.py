@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -313,6 +313,19 @@ async def test_one_turn_reads_a_bounded_amount(monkeypatch: pytest.MonkeyPatch) 
     theirs.close()
 
 
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process open no file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def test_out_of_descriptors_the_listener_waits_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,11 +334,7 @@ async def test_out_of_descriptors_the_listener_waits_and_says_so_once(
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     listener = await transport.listen(accepted.put_nowait)
     client = socket.create_connection(parse_address(listener.address))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
+    with no_descriptor_left():
         tries = 0
         pause = SocketListener._pause
         again = asyncio.Event()
@@ -340,13 +349,21 @@ async def test_out_of_descriptors_the_listener_waits_and_says_so_once(
         monkeypatch.setattr(SocketListener, "_pause", counted)
         await again.wait()
         assert accepted.empty()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     (await accepted.get()).abort()
     assert len(caplog.records) == 1
     assert "ulimit -n" in caplog.text
     client.close()
     await listener.close()
+
+
+@pytest.mark.parametrize(
+    "transport", [TcpTransport("127.0.0.1"), UnixTransport()], ids=["tcp", "unix"]
+)
+async def test_out_of_descriptors_a_listener_advises_to_raise_their_limit(
+    transport: Transport,
+) -> None:
+    with no_descriptor_left(), pytest.raises(DistNetworkError, match=r"open files: ulimit -n$"):
+        await transport.listen(lambda connection: connection.abort())
 
 
 async def test_an_on_accept_that_raises_costs_its_connection_only() -> None:
