@@ -195,7 +195,7 @@ async def test_all_to_all_publishes_nothing_before_all_agree_on_block_lengths() 
 async def test_chunks_are_longer_where_ranks_outnumber_cores(
     segment_bytes: Callable[[int], None], crowded: bool
 ) -> None:
-    segment_bytes(32 << 20)
+    segment_bytes(48 << 20)
 
     async def main(rank: int) -> None:
         world = current_world()
@@ -254,7 +254,7 @@ async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
     crowded: bool,
     op: dist.ReduceOp,
 ) -> None:
-    segment_bytes(32 << 20)
+    segment_bytes(48 << 20)
 
     async def main(rank: int) -> None:
         current_world().endpoint.spin_policy.crowded = crowded
@@ -265,7 +265,7 @@ async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
     assert set(chains) == (set(range(size)) if crowded and blocks > 3 else set())
 
 
-@pytest.mark.parametrize(("segment", "chunk"), [(13 << 19, 512 << 10), (4 << 20, 128 << 10)])
+@pytest.mark.parametrize(("segment", "chunk"), [(9 << 20, 512 << 10), (5 << 20, 128 << 10)])
 async def test_a_chain_goes_in_the_chunks_that_there_are(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -324,7 +324,7 @@ async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
     seconds: float, monkeypatch: pytest.MonkeyPatch, segment_bytes: Callable[[int], None]
 ) -> None:
     """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
-    segment_bytes(32 << 20)
+    segment_bytes(48 << 20)
     monkeypatch.setattr(shm_collective, "DRIVE_SECONDS", seconds)
     ended = [asyncio.Event() for _ in range(3)]
 
@@ -349,7 +349,7 @@ async def test_a_collective_that_waited_for_its_turn_has_the_timeout_of_its_call
     segment_bytes: Callable[[int], None],
 ) -> None:
     """The third rank starts after the root and another rank have timed out."""
-    segment_bytes(32 << 20)
+    segment_bytes(48 << 20)
     called = [asyncio.Event() for _ in range(2)]
     ended = [asyncio.Event() for _ in range(2)]
 
