@@ -498,7 +498,7 @@ class Endpoint:
     def _departed(self, rank: int, mark: bytes) -> None:
         """Note the goodbye of ``rank``, which the heartbeat threads have heard.
 
-        A stream from it may still bring messages, and then its end. If there is none, only this tells it.
+        If there is a stream from it, that brings its last messages and its end.
         """
         peer = self._peers.get(rank)
         if peer is not None and peer.rank_info.mark == mark:

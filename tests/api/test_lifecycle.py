@@ -126,7 +126,7 @@ def test_after_such_a_loop_all_starts_anew() -> None:
     asyncio.run(life(end=True))
 
 
-def test_what_such_a_loop_has_left_ends_and_is_refused() -> None:
+def test_operations_and_groups_of_a_loop_that_ended_raise() -> None:
     worlds, store = [World(), World()], MemoryStore()
 
     async def life(rank: int) -> Any:

@@ -45,8 +45,11 @@ class DevicePlan:
     """Where what each rank has for this one goes; with ``reduce`` the only entry is the result's."""
     reduce: DeviceReduction | None = None
 
-    def overwrites_given(self, rank: int) -> bool:
-        """Whether a step writes what a later one reads of ``given``; ``rank``: this rank's."""
+    def needs_staging(self, rank: int) -> bool:
+        """Whether ``given`` has to be copied first: a step writes what a later one reads of it.
+
+        ``rank``: this rank's.
+        """
         position, _ = _range(self.lengths, rank)
         return any(pieces.overwrites(self.given, position) for pieces in self.into.values())
 

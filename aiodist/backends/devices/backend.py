@@ -91,22 +91,22 @@ class DeviceBackend(CollectiveBackend):
         self, operation: Collective[None], timeout: float | None
     ) -> CompletedRecord | Work[None]:
         opened = operation.open(partial(Slot, device=self._device), self._group)
+        slots = [*opened.inputs, *opened.outputs]
+        device = device_of(slots)
         nbytes = _agreed_bytes(operation.kind, opened)
         if nbytes is not None and nbytes <= self._small:
             return self._through_host.start(operation, timeout)
         op: ReduceOp | None = getattr(operation, "op", None)
-        slots = [*opened.inputs, *opened.outputs]
         dtype, reduce = slots[0].dtype, None
         if op is not None:
             if not DeviceReduction.serves(dtype):
                 return self._through_host.start(operation, timeout)
             reduce = DeviceReduction(op, dtype, self._group.size)
         plan = _plan(operation, opened, reduce, self._group)
-        if opened.inputs is not opened.outputs and plan.overwrites_given(self._group.rank):
+        if opened.inputs is not opened.outputs and plan.needs_staging(self._group.rank):
             for slot in opened.inputs:
                 slot.stage()
             plan = _plan(operation, opened, reduce, self._group)
-        device = device_of(slots)
         if device not in self._areas:
             self._areas[device] = Areas(self._group, self._make_memory(device), self._half)
         areas = self._areas[device]
