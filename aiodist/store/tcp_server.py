@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import sys
 from typing import Any, Self
 
 from aiodist.credentials import Certificates
@@ -235,8 +236,10 @@ class TcpStoreServer:
             self._clients.pop(client, None)
             client.drop()
             writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+            # Python destroys this in a forked child, which has no loop to wait with.
+            if not isinstance(sys.exception(), GeneratorExit):
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
