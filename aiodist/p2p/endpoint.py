@@ -514,7 +514,8 @@ class Endpoint:
             or peer.connecting
         ):
             return
-        if self._pending:  # perhaps its own, with its last messages
+        if any(link.claimed_rank in (-1, peer.rank) for link in self._pending):
+            # Perhaps its own, with its last messages.
             self._loop.call_later(_LAST_WORDS_SECONDS, self._end_without_link, peer)
             return
         peer.said_goodbye = True

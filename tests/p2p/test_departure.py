@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
 from aiodist.links import closing_streams
 from aiodist.links.rank_info import RankInfo
+from aiodist.p2p import endpoint as endpoint_module
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.link import Link
 from aiodist.transport.base_transport import Connection
@@ -26,6 +28,9 @@ class EndpointEvents:
 
     def __init__(self) -> None:
         self.lost: list[tuple[int, bool]] = []
+
+    def activity(self) -> str:
+        return ""
 
     def is_over(self, key: Key) -> bool:
         return False
@@ -62,6 +67,41 @@ async def test_a_stream_that_ends_while_another_still_introduces_itself() -> Non
     await until(lambda: links[0].failed is not None)
     assert events.lost == []
     second.abort()
+    await endpoint.close()
+
+
+class Heartbeat:
+    """Heartbeat threads, as the endpoint uses them."""
+
+    async def open(self, vitals: object, report: object, report_departure: Any) -> tuple[str, ...]:
+        self.report_departure = report_departure
+        return ()
+
+    def meet(self, rank_infos: object, key: bytes) -> None: ...
+
+    def heard_of(self, rank: int) -> str:
+        return ""
+
+    async def close(self) -> None: ...
+
+
+async def test_a_goodbye_by_heartbeat_counts_where_no_stream_can_bring_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint_module, "_LAST_WORDS_SECONDS", 0.001)
+    transport, events, heartbeat = InprocTransport(InprocHub()), EndpointEvents(), Heartbeat()
+    make: Any = Endpoint
+    endpoint = make(0, 2, [transport], events, heartbeat=heartbeat)
+    rank_info = await endpoint.open()
+    endpoint.meet([rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
+    stranger = await transport.connect(rank_info.addresses[0], Deadline(10))
+    await until(lambda: bool(endpoint._pending))
+    heartbeat.report_departure(1, b"of an earlier process")
+    heartbeat.report_departure(1, endpoint.peer(1).rank_info.mark)
+    await asyncio.sleep(0.05)
+    assert events.lost == []  # the connection may be rank 1's
+    stranger.abort()
+    await until(lambda: events.lost == [(1, True)])
     await endpoint.close()
 
 
