@@ -214,7 +214,7 @@ HOSTS_RULES: Rules = MappingProxyType(
             Rule(8, 512 * KIB, Choice("leaders"), locality=PAIRS),
             Rule(8, 4 * MIB, Choice("leaders"), locality=CROWDED),
             Rule(MANY, 512 * KIB, Choice("stripes", PIECE)),
-            Rule(32, 32 * MIB, Choice("chain", 1 * MIB), locality=CROWDED),
+            Rule(8, 8 * MIB, Choice("chain", 1 * MIB), locality=CROWDED),
             Rule(32, 8 * MIB, Choice("chain", 256 * KIB)),
             Rule(32, 32 * MIB, Choice("chain", 1 * MIB)),
             Rule(32, MANY, Choice("chain", 2 * MIB), locality=CROWDED),

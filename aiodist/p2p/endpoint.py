@@ -219,9 +219,8 @@ class Endpoint:
         if not recv.done:
             if recv.src >= 0:
                 self._watch(self._peers[recv.src])
-            elif (
-                self._heartbeat is None or self.shares_process
-            ):  # else it would hear that ranks leave
+            elif self._heartbeat is None or self.shares_process:
+                # No heartbeat thread tells this rank that others leave.
                 for peer in self._peers.values():
                     self._watch(peer)
         return recv

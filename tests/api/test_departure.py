@@ -40,6 +40,24 @@ finally:
 before both loops have."""
 
 
+def run_job(
+    folder: Path, source: str, size: int, *arguments: str, seconds: float, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``source`` on ``size`` ranks by the launcher, within ``seconds``."""
+    script = folder / "script.py"
+    script.write_text(source)
+    return subprocess.run(
+        [sys.executable, "-m", "aiodist", "run", "-n", str(size), str(script), *arguments],
+        cwd=ROOT,
+        env=os.environ | environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
 UNMET = """
 import asyncio
 import numpy as np
@@ -65,18 +83,7 @@ asyncio.run(main())
 def test_ranks_that_leave_without_a_message_end_a_receive_from_any_rank(
     tmp_path: Path, scaled: Callable[[float], float], transport: str
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(UNMET)
-    job = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "3", str(script)],
-        cwd=ROOT,
-        env=os.environ | {"AIODIST_TRANSPORT": transport},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=scaled(30),
-        check=False,
-    )
+    job = run_job(tmp_path, UNMET, 3, seconds=scaled(30), AIODIST_TRANSPORT=transport)
     told = ["[0] (1, 2) left"] * 2 + ["[0] [('left', 1), ('left', 2)]"]
     assert (job.returncode, job.stdout.splitlines()) == (0, told), job.stderr
 
@@ -85,17 +92,7 @@ def test_ranks_that_leave_without_a_message_end_a_receive_from_any_rank(
 def test_a_leaving_rank_neither_hangs_nor_logs(
     tmp_path: Path, scaled: Callable[[float], float], how: str
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SOURCE)
-    job = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", str(script), how, str(tmp_path)],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=scaled(30),
-        check=False,
-    )
+    job = run_job(tmp_path, SOURCE, 2, how, str(tmp_path), seconds=scaled(30))
     said = [line for line in job.stderr.splitlines() if line.startswith("[")]
     assert job.stdout == ""
     if how == "end":
