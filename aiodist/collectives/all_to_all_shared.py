@@ -22,7 +22,7 @@ from aiodist.collectives.shm_exchange import (
     others_of,
 )
 from aiodist.collectives.shm_layout import ShmLayout
-from aiodist.collectives.slot_blocks import lengths_of, read_blocks, starts_of, write_blocks
+from aiodist.collectives.slot_blocks import lengths_of, starts_of, write_blocks
 from aiodist.collectives.views import BlocksView
 from aiodist.copying import copy
 
@@ -37,7 +37,7 @@ class AllToAllExchange(Exchange[Both]):
     ``fits``: whether this rank's blocks go into its slot. Others decide that for theirs.
     """
 
-    __slots__ = ("_keep", "_longest", "_starts", "fits")
+    __slots__ = ("_keep", "_lengths", "_longest", "_starts", "fits")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class AllToAllExchange(Exchange[Both]):
         keep: Callable[[Both, Iterator[Step]], Schedule] = not_kept,
     ) -> None:
         """``keep``: returns the steps of blocks of equal lengths on all ranks, or cached ones."""
+        self._lengths = tuple(lengths)
         self._starts = starts = starts_of(lengths)
         nbytes = starts[-1] if fits else starts[0]
         super().__init__(rank, size, nbytes, all_others(rank, size, -1))
@@ -56,20 +57,22 @@ class AllToAllExchange(Exchange[Both]):
         self._keep = keep
 
     def fill(self, slot: memoryview, given: Both) -> None:
-        write_blocks(slot, given[0].views if self.fits else (), self._starts)
+        blocks = given[0].views if self.fits else ()
+        write_blocks(slot, self._lengths, blocks, self._starts, self.rank)
 
     def finish(self, number: int, slots: Sequence[memoryview], given: Both) -> bool:
         rank, places = self.rank, given[1].views
         found, more = [], not self.fits
         for other, _ in self.reads:
             slot, place = slots[other], places[other]
-            lengths, block = read_blocks(slot, rank, self.size, len(slot))
+            lengths = lengths_of(slot, self.size)
             if lengths[rank] != len(place):
                 raise UnexpectedLength(other, lengths[rank], len(place))
-            if block is None:
+            starts = self._starts if lengths == self._lengths else starts_of(lengths)
+            if starts[-1] > len(slot):
                 more = True
             else:
-                found.append((place, block))
+                found.append((place, slot[starts[rank] : starts[rank + 1]]))
         if self.fits:
             copy(places[rank], given[0].views[rank])
         for place, block in found:

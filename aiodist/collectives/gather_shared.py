@@ -15,7 +15,7 @@ from aiodist.collectives.partition import segments_of
 from aiodist.collectives.schedule import ALL_STEPS, READ, RELEASE, WRITE, Schedule, Step
 from aiodist.collectives.shm_exchange import Exchange, UnexpectedLength, others_of
 from aiodist.collectives.shm_layout import ShmLayout
-from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
+from aiodist.collectives.slot_blocks import lengths_of, starts_of, write_blocks
 from aiodist.collectives.views import BlocksView, DataView
 from aiodist.copying import copy
 
@@ -93,15 +93,17 @@ def _gathered(shm: ShmLayout, places: Mapping[int, memoryview]) -> Iterator[Step
 class ScatterRoot(Exchange[tuple[BlocksView, DataView]]):
     """The root of a scatter: a block for each rank, and the place for its own."""
 
-    __slots__ = ("_fits", "_starts")
+    __slots__ = ("_fits", "_lengths", "_starts")
 
     def __init__(self, rank: int, size: int, lengths: Sequence[int], slot_bytes: int) -> None:
+        self._lengths = lengths
         self._starts = starts = starts_of(lengths)
         self._fits = starts[-1] <= slot_bytes
         super().__init__(rank, size, starts[-1] if self._fits else starts[0], ())
 
     def fill(self, slot: memoryview, given: tuple[BlocksView, DataView]) -> None:
-        write_blocks(slot, given[0].views if self._fits else (), self._starts)
+        blocks = given[0].views if self._fits else ()
+        write_blocks(slot, self._lengths, blocks, self._starts, self.rank)
 
     def finish(
         self, number: int, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
@@ -126,12 +128,14 @@ class ScatterLeaf(Exchange[DataView]):
 
     def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
         slot = slots[self._root]
-        lengths, block = read_blocks(slot, self.rank, self.size, len(slot))
+        lengths = lengths_of(slot, self.size)
         if lengths[self.rank] != len(given.view):
             raise UnexpectedLength(self._root, lengths[self.rank], len(given.view))
-        if block is not None:
-            copy(given.view, block)
-        return block is None
+        starts = starts_of(lengths)
+        if starts[-1] > len(slot):
+            return True
+        copy(given.view, slot[starts[self.rank] : starts[self.rank + 1]])
+        return False
 
     def schedule(self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView) -> Schedule:
         return _received(layout, self._root, given.view)

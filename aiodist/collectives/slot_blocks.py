@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 
 from aiodist.alignment import up
 from aiodist.collectives.partition import offsets_of
@@ -20,30 +19,26 @@ def starts_of(lengths: Sequence[int]) -> list[int]:
     return offsets_of([up(_table(len(lengths)).size), *lengths])[1:]
 
 
-def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequence[int]) -> None:
-    """Write the lengths that ``starts`` says, and ``blocks`` where they fit."""
-    lengths = [end - start for start, end in pairwise(starts)]
-    _table(len(lengths)).pack_into(slot, 0, *lengths)
-    for start, block in zip(starts, blocks, strict=False):
-        copy(slot[start : start + len(block)], block)
+def write_blocks(
+    slot: memoryview,
+    lengths: Sequence[int],
+    blocks: Sequence[memoryview],
+    starts: Sequence[int],
+    rank: int,
+) -> None:
+    """Write ``lengths``, and ``blocks`` where they fit.
 
-
-def read_blocks(
-    slot: memoryview, rank: int, size: int, slot_bytes: int
-) -> tuple[tuple[int, ...], memoryview | None]:
-    """Return what another rank has in its ``slot``, which holds up to ``slot_bytes``.
-
-    The lengths, and the block of ``rank``, None where the blocks did not fit into the slot.
+    The block of ``rank``, the writer itself, is left out: no other rank reads it.
     """
-    lengths = lengths_of(slot, size)
-    starts = starts_of(lengths)
-    if starts[-1] > slot_bytes:
-        return lengths, None
-    return lengths, slot[starts[rank] : starts[rank + 1]]
+    _table(len(lengths)).pack_into(slot, 0, *lengths)
+    for other, block in enumerate(blocks):
+        if other != rank:
+            start = starts[other]
+            copy(slot[start : start + len(block)], block)
 
 
 def lengths_of(slot: memoryview, size: int) -> tuple[int, ...]:
-    """The lengths alone, one for each of ``size`` ranks."""
+    """Return the lengths in another rank's ``slot``, one for each of ``size`` ranks."""
     return _table(size).unpack_from(slot)
 
 
