@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -265,7 +265,9 @@ async def _meet(
             mine = msgpack.packb((own.size, host_identity()))
             async with attendance.heeding():
                 await attendance.begin(deadline)
-                values = await exchange(part, own.rank, own.size, mine, deadline)
+                values = await exchange(
+                    part, own.rank, own.size, mine, deadline, stops=_tell_sizes_apart
+                )
                 place.all_met()
             hosts = await _own_addresses(own, part, hosts, values)
         except BaseException:
@@ -313,12 +315,12 @@ async def _own_addresses(
     own: MeetingPlan, part: Store, hosts: tuple[str, ...] | None, values: Sequence[bytes]
 ) -> tuple[str, ...]:
     """Return this rank's addresses, if need be from what all ranks stored on their arrival."""
-    others = [msgpack.unpackb(value) for value in values]
-    sizes = [size for size, _ in others]
-    if {*sizes, own.size} != {own.size}:
+    others = {rank: msgpack.unpackb(value) for rank, value in enumerate(values) if value}
+    sizes = {rank: size for rank, (size, _) in others.items()}
+    if {*sizes.values(), own.size} != {own.size}:
         # All ranks find this in the same values; rank 0 keeps the store until they have.
-        await leave(part, own.rank, sizes[0], _farewell(), name=_FAREWELL)
-        told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+        await leave(part, own.rank, len(sizes), _farewell(), name=_FAREWELL)
+        told = ", ".join(f"rank {rank}: {size}" for rank, size in sizes.items())
         raise InvalidUsageError(
             f"the ranks were told different world sizes ({told}; this is rank {own.rank}, told "
             f"{own.size} by {own.source}): give every rank the same"
@@ -326,8 +328,13 @@ async def _own_addresses(
     if hosts is not None:
         return hosts
     # There is no master to find a route to: loopback serves if all ranks are on this host.
-    one_host = len({identity for _, identity in others}) == 1
+    one_host = len({identity for _, identity in others.values()}) == 1
     return (_LOOPBACK if one_host else default_address(),)
+
+
+def _tell_sizes_apart(values: Collection[bytes]) -> bool:
+    """Return whether ranks that have arrived were told different world sizes."""
+    return len({msgpack.unpackb(value)[0] for value in values}) > 1
 
 
 def host_identity() -> str:

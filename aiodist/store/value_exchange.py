@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 
 import msgpack
 
@@ -11,17 +12,30 @@ from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.base_store import Store
 from aiodist.store.waiting import in_time
 
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks at the values of the ranks that have arrived."""
+
 _DIAGNOSIS_SECONDS = 5.0
 """Seconds after the deadline to ask the store which ranks are missing."""
 
 
 async def exchange(
-    store: Store, rank: int, size: int, value: bytes, deadline: Deadline, *, name: str = "exchange"
+    store: Store,
+    rank: int,
+    size: int,
+    value: bytes,
+    deadline: Deadline,
+    *,
+    stops: Callable[[Collection[bytes]], bool] | None = None,
+    name: str = "exchange",
 ) -> list[bytes]:
     """Return the values of all ``size`` ranks, by rank. ``name`` must not have been used in ``store``.
 
     Each rank sets one key; rank 0 gathers them and publishes them together, and the others wait for
     that one key. That makes 3 N operations for N ranks instead of N * N.
+
+    ``stops``: tells by the values that are there whether the exchange cannot succeed. Rank 0 asks it every
+    second. Once it returns True, all ranks get those values, and b"" for each missing rank.
 
     If ranks are missing at rank 0's deadline (or this rank's own), every rank that has arrived
     raises StoreTimeoutError with the absent ``ranks``. Raises DistStoreError if the store fails. If
@@ -35,7 +49,7 @@ async def exchange(
             absent = await absent_ranks(store, size, name)
             raise _not_arrived(rank, size, absent, deadline.timeout) from error
     else:
-        answer = await _gather(store, size, deadline, name)
+        answer = await _gather(store, size, deadline, stops, name)
         await store.set(f"{name}/all", answer)
     values, absent, timeout = msgpack.unpackb(answer)
     if absent:
@@ -63,16 +77,35 @@ async def leave(
     return True
 
 
-async def _gather(store: Store, size: int, deadline: Deadline, name: str) -> bytes:
+async def _gather(
+    store: Store,
+    size: int,
+    deadline: Deadline,
+    stops: Callable[[Collection[bytes]], bool] | None,
+    name: str,
+) -> bytes:
     """Return all values packed, or the absent ranks, which the others thus learn at once."""
-    keys = [f"{name}/{rank}" for rank in range(size)]
-    try:
-        await store.wait(keys, deadline)
-    except StoreTimeoutError as error:
-        missing = set(error.keys)
-        absent = [rank for rank, key in enumerate(keys) if key in missing]
-        return _pack([], absent, deadline.timeout)
-    return _pack(await asyncio.gather(*(store.get(key, deadline) for key in keys)), [], None)
+    ranks = {f"{name}/{rank}": rank for rank in range(size)}
+    values: list[bytes] = [b""] * size
+    missing = set(ranks)
+    while missing:
+        seconds = deadline.remaining() if stops is None else _LOOK_SECONDS
+        has_ended = seconds >= deadline.remaining()
+        waited_for = missing
+        try:
+            await store.wait([*missing], deadline if has_ended else Deadline(seconds))
+            missing = set()
+        except StoreTimeoutError as error:
+            missing = set(error.keys)
+            if has_ended:
+                return _pack([], sorted(ranks[key] for key in missing), deadline.timeout)
+        arrived = [*(waited_for - missing)]
+        found = await asyncio.gather(*(store.get(key, deadline) for key in arrived))
+        for key, value in zip(arrived, found, strict=True):
+            values[ranks[key]] = value
+        if stops is not None and stops([values[ranks[key]] for key in ranks.keys() - missing]):
+            break
+    return _pack(values, [], None)
 
 
 def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> bytes:

@@ -58,7 +58,7 @@ def gated(log, *, exclusive):
 def strike_in_there(say):
     arrive = meeting.exchange
 
-    async def struck(store, rank, size, value, deadline, *, name="exchange"):
+    async def struck(store, rank, size, value, deadline, *, name="exchange", **stops):
         # Once all others that come are in there: what they know then is what they were told.
         await store.wait([f"{name}/{other}" for other in ranks if other != rank], deadline)
         if how == "busy":
@@ -75,7 +75,7 @@ def strike_in_there(say):
                         time.sleep(0.001)  # another rank has it
                 say(struck=time.monotonic())
                 os.kill(os.getpid(), signal.SIGSTOP)
-        return await arrive(store, rank, size, value, deadline, name=name)
+        return await arrive(store, rank, size, value, deadline, name=name, **stops)
 
     meeting.exchange, FileLog.locked = struck, gated
 

@@ -40,9 +40,9 @@ def die_in(place, wanted, say):
     # Once all others that come are in there: what they know then is what they were told.
     exchange = place.exchange
 
-    async def dying(store, rank, size, value, deadline, *, name="exchange"):
+    async def dying(store, rank, size, value, deadline, *, name="exchange", **stops):
         if name != wanted:
-            return await exchange(store, rank, size, value, deadline, name=name)
+            return await exchange(store, rank, size, value, deadline, name=name, **stops)
         keys = [f"{name}/{other}" for other in ranks if other != rank]
         await store.wait(keys, deadline)
         say(died=time.monotonic())

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -331,6 +332,23 @@ async def test_ranks_that_were_told_different_sizes(port: int) -> None:
     results = await asyncio.gather(meet(url, 0, 2), meet(url, 1, 3), return_exceptions=True)
     assert [type(error) for error in results] == [InvalidUsageError] * 2
     assert f"rank 0: 2, rank 1: 3; this is rank 1, told 3 by init_method {url})" in str(results[1])
+
+
+@pytest.mark.parametrize("medium", ["tcp", "file"])
+async def test_a_rank_0_that_was_told_more_does_not_wait_for_ranks_that_never_come(
+    medium: str, port: int, tmp_path: Path
+) -> None:
+    url = f"tcp://127.0.0.1:{port}" if medium == "tcp" else f"file://{tmp_path / 'store'}"
+    told = {0: 4, 1: 3, 2: 3}
+    started = monotonic()
+    results = await asyncio.gather(
+        *(meet(url, rank, size, seconds=60) for rank, size in told.items()), return_exceptions=True
+    )
+    assert monotonic() - started < 20
+    for rank, error in enumerate(results):
+        assert isinstance(error, InvalidUsageError)
+        assert "different world sizes (rank 0: 4, rank " in str(error)  # those that were there
+        assert f"this is rank {rank}, told {told[rank]} by" in str(error)
 
 
 async def test_a_port_in_use() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
-from aiodist.store import MemoryStore, exchange, leave
+from aiodist.store import MemoryStore, exchange, leave, value_exchange
+from tests.limits import until
 
 
 class CountingStore(MemoryStore):
@@ -63,6 +64,36 @@ async def test_timeout_when_rank_0_arrived_and_does_not_publish():
     with pytest.raises(StoreTimeoutError, match="rank 0 did not hand out") as caught:
         await exchange(store, 1, 2, b"", Deadline(0.01))
     assert caught.value.ranks == ()
+
+
+async def test_an_exchange_that_cannot_succeed_ends_before_all_have_arrived(monkeypatch):
+    monkeypatch.setattr(value_exchange, "_LOOK_SECONDS", 0.01)
+    store = MemoryStore()
+    asked = []
+
+    def stops(values):
+        asked.append(sorted(values))
+        return b"3" in values
+
+    ranks = [
+        asyncio.create_task(exchange(store, rank, 4, b"4", Deadline(30), stops=stops))
+        for rank in (0, 2)
+    ]
+    await until(lambda: bool(asked))
+    assert set(asked[-1]) == {b"4"}
+    found = await exchange(store, 3, 3, b"3", Deadline(30), stops=stops)
+    assert found == [b"4", b"", b"4", b"3"]
+    assert await asyncio.gather(*ranks) == [found] * 2
+    assert await exchange(store, 1, 4, b"4", Deadline(30), stops=stops) == found  # a late one, too
+
+
+async def test_absent_ranks_of_an_exchange_that_could_succeed_are_named_at_the_deadline(
+    monkeypatch,
+):
+    monkeypatch.setattr(value_exchange, "_LOOK_SECONDS", 0.01)
+    with pytest.raises(StoreTimeoutError, match="ranks 1, 2 of 3 did not arrive") as caught:
+        await exchange(MemoryStore(), 0, 3, b"", Deadline(0.1), stops=lambda values: False)
+    assert caught.value.ranks == (1, 2)
 
 
 async def test_host_leaves_last():
