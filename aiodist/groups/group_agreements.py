@@ -47,9 +47,10 @@ class GroupAgreements:
         """Take part in the next agreement, named ``operation`` in messages; what it decides.
 
         Returns when all members that live have called it. Raises CollectiveTimeoutError after
-        ``seconds``. Cancelled or timed out, this rank still takes part, and its next call is
-        about the same agreement.
+        ``seconds``, and PeerLostError if the others count this rank as lost. Cancelled or timed out,
+        this rank still takes part, and its next call is about the same agreement.
         """
+        self._check_counts()
         number = self._number
         self._leads[number] = lead
         agreement = self._agreement(number)
@@ -61,6 +62,8 @@ class GroupAgreements:
                 await self._decided[number].wait()
         except TimeoutError:
             raise self._timeout(operation, agreement, seconds) from None
+        if agreement.decision is None:
+            self._check_counts()
         self._number = number + 1
         for numbered in (self._agreements, self._decided, self._leads):
             numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
@@ -83,9 +86,19 @@ class GroupAgreements:
         self._tell(0, rank, [protocol.HERE])
 
     def lost(self, rank: int) -> None:
-        """Note that a member has died or left."""
+        """Note that a member has died or left, or that the members count this rank as lost."""
+        if self._group.endpoint.given_up is not None:
+            # This rank alone is not what is left: it agrees on nothing any more.
+            for decided in self._decided.values():
+                decided.set()
+            return
         for each in list(self._agreements.values()):
             each.lost(rank)
+
+    def _check_counts(self) -> None:
+        """Raise PeerLostError if the others count this rank as lost."""
+        if (error := self._group.endpoint.given_up) is not None:
+            raise error.again()
 
     def _is_kept(self, number: int) -> bool:
         """Return whether agreement ``number`` is among the latest, or the next two."""

@@ -94,6 +94,8 @@ class Endpoint:
             transports, self._new_link, self._has_left, watched=heartbeat is not None
         )
         self._departure = False
+        self.given_up: PeerLostError | None = None
+        """Why the other ranks count this one as lost, once it has learnt that they do."""
         self._closed = False
         self._host_id = host or host_id()
         self._loop = asyncio.get_running_loop()
@@ -530,6 +532,7 @@ class Endpoint:
         as lost.
         """
         lost = outcast(self.rank_info, notice.reason, notice.noticed_by, notice.last)
+        self.given_up = self.given_up or lost
         living = [peer for peer in self._peers.values() if peer.error is None]
         for peer in living:  # mark all before failing any, so that no frame goes to them
             peer.error = lost

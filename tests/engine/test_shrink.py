@@ -228,6 +228,31 @@ async def test_a_rank_that_the_others_gave_up_does_not_go_on_alone(ranks: RunRan
     await ranks(3, main)
 
 
+@pytest.mark.parametrize("call", ["shrink", "grow"])
+async def test_a_rank_that_hears_it_while_it_agrees_does_not_go_on_alone_either(
+    ranks: RunRanks, call: str
+) -> None:
+    """It has entered, and has revoked its group; the others never answer it."""
+    over = asyncio.Barrier(2)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            calls = {"shrink": dist.shrink, "grow": lambda: dist.grow(dist.MemoryStore())}
+            agreeing = asyncio.ensure_future(calls[call]())
+            await asyncio.sleep(0.05)
+            endpoint = current_world().endpoint
+            notice = LossNotice(1, endpoint.rank_info.mark, 0, "it was stopped for long")
+            endpoint._declared_lost(notice)
+            for waiting in (agreeing, calls[call]()):
+                with pytest.raises(dist.PeerLostError, match="given up by the others") as caught:
+                    await waiting
+                assert caught.value.rank == 1
+        await over.wait()
+
+    await ranks(2, main)
+
+
 async def test_a_rank_outside_has_no_say(inproc: RunRanks) -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group([0])
