@@ -180,7 +180,7 @@ def _translated(exc: Exception) -> Exception:
     if isinstance(exc, _PickleFoundError):
         return TypeError(
             "the object has pickled parts, and unpickling may run any code of the sender's: "
-            "pass allow_pickle=True if you trust all ranks"
+            "pass allow_pickle=True here, or to init_process_group, if you trust all ranks"
         )
     if isinstance(exc, _UnknownClassError):
         return TypeError(str(exc))

@@ -489,7 +489,9 @@ class Encoder:
     def _pickled(self, obj: Any, reason: str) -> msgpack.ExtType:
         if not self._allow_pickle:
             raise RefusedError(
-                TypeError, f"{reason}; pass allow_pickle=True, on all ranks, to pickle it"
+                TypeError,
+                f"{reason}; pass allow_pickle=True here, or to init_process_group, on all ranks to "
+                "pickle it",
             )
         try:
             return msgpack.ExtType(EXT_PICKLE, pickle.dumps(obj))

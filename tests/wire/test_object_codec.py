@@ -257,7 +257,7 @@ def test_pickle_where_both_sides_ask_for_it(obj):
     back = CODEC.loads(data, allow_pickle=True)
     assert back == obj
     assert type(back) is type(obj)
-    with pytest.raises(TypeError, match="pass allow_pickle=True"):
+    with pytest.raises(TypeError, match="pass allow_pickle=True here, or to init_process_group"):
         CODEC.loads(data)
 
 
