@@ -104,7 +104,8 @@ class NativeMessages:
             # A caller that blocks has named the source, which is the whole result.
             if blocks:
                 return ended
-            return group.received(ended, plan.peer, plan.peer, plan.key, plan.meta, data)
+            peer, owner = plan.peer, operation.tensor
+            return group.received(ended, peer, peer, plan.key, plan.meta, data, owner)
         recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
         return self._as_its_loop(group.recv_posted, plan.facts, recv, None, timeout)
 

@@ -319,7 +319,9 @@ class ObjectMessages:
                         facts = plan.facts(len(data))
                         ended = group.world.recorder.ended(group.label, -1, facts, created)
                         return group.received(ended, value, source, key, b"", data)
-                self._handed_on[key] = [Parcel(source, read_envelope(memoryview(data)), [])]
+                turn = group.endpoint.inbox.matcher.taken
+                envelope = read_envelope(memoryview(data))
+                self._handed_on[key] = [Parcel(source, envelope, [], turn)]
         recv = _EnvelopeRecv(self, key, source, finish, pickle)
         recv.given = self._handed_parcel(recv)
         if recv.given is not None:

@@ -1,4 +1,4 @@
-"""The handle of an operation that completed in the call that started it."""
+"""The handles of operations that completed in the call that started them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CompletedWork(Work[T]):
     __slots__ = ()
 
     _done = True
-    _error = None
+    _error: BaseException | None = None
     _context = None
     _driver = None
     _deadline_in = None
@@ -61,4 +61,42 @@ class CompletedWork(Work[T]):
         if self._yields:
             self._yields = False
             yield
+        return self._value  # type: ignore[return-value]  # None where there is no result
+
+
+class CompletedReceive(CompletedWork[T]):
+    """A receive that has ended well, and that no caller has got the result of yet.
+
+    A task may be made of it and be cancelled before its first step. Then the message goes to the next
+    receive, and the work counts as cancelled.
+    """
+
+    __slots__ = ("_error",)
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        record: Record | CompletedRecord,
+        yields: bool,
+        value: T,
+        source: int,
+        hand_back: Callable[[], None],
+    ) -> None:
+        """As for `CompletedWork`. ``hand_back``: gives the message to the next receive."""
+        # Not by super(): each small receive makes one.
+        self._asked = False
+        self._loop = loop
+        self._record = record
+        self._yields = yields
+        self._value = value
+        self._source = source
+        self._outputs = None
+        self._error = None
+        self._unread = hand_back
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._yields or self._error is not None:
+            return (yield from Work.__await__(self))
+        self._asked = True
+        self._unread = None
         return self._value  # type: ignore[return-value]  # None where there is no result

@@ -21,7 +21,7 @@ from aiodist.errors import (
 )
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
-from aiodist.groups.completed_work import CompletedWork
+from aiodist.groups.completed_work import CompletedReceive, CompletedWork
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.diagnostics import mismatch
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
@@ -35,6 +35,7 @@ from aiodist.groups.shm_collective import ShmCollective
 from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+from aiodist.p2p.inbox import Inbox
 from aiodist.types import Backend
 from aiodist.wire.frames import COLLECTIVE, Key
 
@@ -252,15 +253,17 @@ class GroupEngine(Messaging):
         key: Key,
         meta: bytes,
         data: memoryview | bytes,
+        owner: Any = None,
     ) -> Work[T]:
-        """As `completed`, for a receive that has got ``data`` from global rank ``source``."""
-        if not self._spin_policy.turn_is_due(ended[-1]):
-            return CompletedWork(self._loop, ended, False, value, source)
-        # A task that is cancelled while it yields to the loop does not get the result.
-        work: Work[T] = Work(self._loop, None, ended)
-        take_back = self.endpoint.inbox.take_back
-        work._received(value, source, partial(take_back, key, source, meta, memoryview(data), 0))
-        return work
+        """As `completed`, for a receive that has just got ``data`` from global rank ``source``.
+
+        ``owner``: keeps the memory of ``data`` alive.
+        """
+        inbox = self.endpoint.inbox
+        turn = inbox.matcher.taken
+        hand_back = partial(_hand_back, inbox, key, source, meta, data, turn, owner)
+        yields = self._spin_policy.turn_is_due(ended[-1])
+        return CompletedReceive(self._loop, ended, yields, value, source, hand_back)
 
     # -- the end of operations
 
@@ -495,6 +498,13 @@ async def _admitted(
 ) -> T:
     await communicator.admitted(context)
     return await body(context)
+
+
+def _hand_back(
+    inbox: Inbox, key: Key, source: int, meta: bytes, data: memoryview | bytes, turn: int, _: Any
+) -> None:
+    """Give the message of a receive to the next one. The last argument owns the memory of ``data``."""
+    inbox.take_back(key, source, meta, memoryview(data), turn)
 
 
 class NonGroupMember:

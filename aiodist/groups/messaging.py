@@ -202,6 +202,7 @@ class Messaging(GroupLifecycle):
             spin.begin(min(len(into), PIECE_BYTES))  # of more the rest may follow
         if not shm_receiver.take(plan.head, plan.frame, into, spin):
             return None
+        matcher.took()
         return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
     def take_arrived(self, plan: ObjectPlan) -> memoryview | bytes | None:
@@ -215,7 +216,10 @@ class Messaging(GroupLifecycle):
         endpoint = self.endpoint
         inbox = endpoint.inbox
         if inbox.matcher.is_open_to(plan.key, plan.peer):
-            return endpoint.peer(plan.peer).shm_receiver.take_short(plan.heads)
+            data = endpoint.peer(plan.peer).shm_receiver.take_short(plan.heads)
+            if data is not None:
+                inbox.matcher.took()
+            return data
         return inbox.take(plan.key, plan.peer, b"", None)
 
     def recv(

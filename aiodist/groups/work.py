@@ -117,11 +117,6 @@ class Work(Coroutine[Any, Any, T]):
         """Note that the operation completed synchronously: its first ``await`` may yield to the loop."""
         self._yields = spin_policy.turn_is_due(monotonic_ns())
 
-    def _received(self, value: T, source: int, hand_back: Callable[[], None]) -> None:
-        """Note that a receive completed synchronously, and that its first ``await`` yields."""
-        self._done, self._value, self._source = True, value, source
-        self._unread, self._yields = hand_back, True
-
     def _fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
         if self._driver is not None:

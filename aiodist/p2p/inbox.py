@@ -114,6 +114,7 @@ class Inbox:
                 return None
             copy(into, arrival.data)
         self.matcher.remove_arrival(arrival)
+        self.matcher.taken = arrival.order
         self._refund(self._sources[src], arrival.cost)
         return arrival.data
 
@@ -156,7 +157,7 @@ class Inbox:
     def take_back(self, key: Key, src: int, meta: bytes, data: memoryview, order: int) -> None:
         """Give a message that a receive has got, and no caller, to the next receive.
 
-        ``data`` is copied. ``order``: the message's place among those that wait, 0 for the first.
+        ``data`` is copied. ``order``: the message's place among those that wait.
         """
         if self._is_over(key):
             return

@@ -174,6 +174,8 @@ class Matcher:
         self.arrived: Mapping[tuple[Key, int], Sequence[Arrival]] = self._arrived
         """Messages that wait, for frequent look-ups: it is mostly empty."""
         self._order = 0
+        self.taken = 0
+        """The order of the message that a receive took last as it was called."""
 
     # -- receives
 
@@ -230,6 +232,11 @@ class Matcher:
         self._order += 1
         recv.turn = self._order
         return recv
+
+    def took(self) -> None:
+        """Note that a receive took a message as it was called, before the message was kept."""
+        self._order += 1
+        self.taken = self._order
 
     def keep(self, arrival: Arrival) -> None:
         """Remember a message without a receive."""

@@ -198,6 +198,49 @@ async def test_a_receive_whose_task_is_cancelled_as_it_yields_leaves_its_message
     await ranks(2, main)
 
 
+@pytest.mark.parametrize("kind", RECEIVES)
+async def test_a_receive_whose_task_is_cancelled_before_its_first_step_leaves_its_message(
+    ranks: RunRanks, kind: str
+) -> None:
+    """Several receives, whose messages keep their order."""
+    send = dist.send_object if kind in ("object", "parts") else dist.send
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            for number in range(4):
+                await send(sent_of(kind, number), 1)
+            await dist.barrier()
+            return
+        received: list[str] = []
+
+        async def receive() -> None:
+            if kind == "tensor":
+                into = np.zeros(4, np.int64)
+                await dist.recv(into, 0)
+                received.append(str(into))
+            else:
+                received.append(str((await RECEIVES[kind]())[0]))
+
+        await receive()  # the next ones go by its plan
+        for _ in range(2):
+            works = [RECEIVES[kind]() for _ in range(2)]
+            tasks = [asyncio.create_task(work) for work in works]
+            for task in reversed(tasks):
+                task.cancel()
+            for task in tasks:
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert all(work.cancelled() for work in works)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(RECEIVES[kind](), 0)
+        for _ in range(3):
+            await receive()
+        assert received == [str(sent_of(kind, number)) for number in range(4)]
+        await dist.barrier()
+
+    await ranks(2, main)
+
+
 async def test_a_large_receive_cancelled_half_way(streams: RunRanks) -> None:
     size = 24 * CHUNK_BYTES
 
