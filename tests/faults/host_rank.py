@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,10 @@ arrived: list[float] = []
 
 
 async def when_all_are_there(
-    store: Store, rank: int, size: int, value: bytes, deadline: Deadline, *, name: str = "exchange"
+    store: Store, rank: int, size: int, value: bytes, deadline: Deadline, **stops: Any
 ) -> list[bytes]:
-    work = asyncio.ensure_future(exchange(store, rank, size, value, deadline, name=name))
-    await store.wait([f"{name}/{other}" for other in range(size - 1)], deadline)
+    work = asyncio.ensure_future(exchange(store, rank, size, value, deadline, **stops))
+    await store.wait([f"exchange/{other}" for other in range(size - 1)], deadline)
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     arrived.append(time.monotonic())

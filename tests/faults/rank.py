@@ -185,7 +185,7 @@ class _Rank:
         await self._initialise(USUAL_SECONDS)
 
     async def _struck_on_arrival(
-        self, store: Store, rank: int, size: int, value: bytes, deadline: Deadline
+        self, store: Store, rank: int, size: int, value: bytes, deadline: Deadline, **_: Any
     ) -> list[bytes]:
         """In the place of the `exchange` that this rank enters, last of all."""
         others = [other for other in range(size) if other != rank]
