@@ -1,4 +1,4 @@
-"""The handles of operations that completed in the call that started them."""
+"""The handle of an operation that completed in the call that started it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class CompletedWork(Work[T]):
     __slots__ = ()
 
     _done = True
-    _error: BaseException | None = None
     _context = None
     _driver = None
     _deadline_in = None
@@ -35,10 +34,13 @@ class CompletedWork(Work[T]):
         yields: bool = False,
         value: T | None = None,
         source: int = -1,
+        hand_back: Callable[[], None] | None = None,
     ) -> None:
         """``yields``: the first `await` yields to the loop, which has had no turn for long.
 
         ``value``: the result. ``source``: the global rank that sent the message, of a receive.
+        ``hand_back``: gives that message to the next receive, if a task that was made of this is
+        cancelled before its first step.
         """
         self._asked = False
         self._loop = loop
@@ -47,7 +49,8 @@ class CompletedWork(Work[T]):
         self._value = value
         self._source = source
         self._outputs: list[Any] | None = None
-        self._unread = None
+        self._error = None
+        self._unread = hand_back
 
     @property
     def _callbacks(self) -> list[Callable[[], None]]:  # type: ignore[override]
@@ -57,46 +60,8 @@ class CompletedWork(Work[T]):
         self._asked = True
 
     def __await__(self) -> Generator[Any, None, T]:
-        self._asked = True
-        if self._yields:
-            self._yields = False
-            yield
-        return self._value  # type: ignore[return-value]  # None where there is no result
-
-
-class CompletedReceive(CompletedWork[T]):
-    """A receive that has ended well, and that no caller has got the result of yet.
-
-    A task may be made of it and be cancelled before its first step. Then the message goes to the next
-    receive, and the work counts as cancelled.
-    """
-
-    __slots__ = ("_error",)
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        record: Record | CompletedRecord,
-        yields: bool,
-        value: T,
-        source: int,
-        hand_back: Callable[[], None],
-    ) -> None:
-        """As for `CompletedWork`. ``hand_back``: gives the message to the next receive."""
-        # Not by super(): each small receive makes one.
-        self._asked = False
-        self._loop = loop
-        self._record = record
-        self._yields = yields
-        self._value = value
-        self._source = source
-        self._outputs = None
-        self._error = None
-        self._unread = hand_back
-
-    def __await__(self) -> Generator[Any, None, T]:
         if self._yields or self._error is not None:
-            return (yield from Work.__await__(self))
+            return (yield from super().__await__())
         self._asked = True
         self._unread = None
         return self._value  # type: ignore[return-value]  # None where there is no result

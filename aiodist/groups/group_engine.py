@@ -21,7 +21,7 @@ from aiodist.errors import (
 )
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
-from aiodist.groups.completed_work import CompletedReceive, CompletedWork
+from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.diagnostics import mismatch
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
@@ -263,7 +263,7 @@ class GroupEngine(Messaging):
         turn = inbox.matcher.taken
         hand_back = partial(_hand_back, inbox, key, source, meta, data, turn, owner)
         yields = self._spin_policy.turn_is_due(ended[-1])
-        return CompletedReceive(self._loop, ended, yields, value, source, hand_back)
+        return CompletedWork(self._loop, ended, yields, value, source, hand_back)
 
     # -- the end of operations
 

@@ -576,7 +576,7 @@ def _facts(tensors: Sequence[Tensor]) -> Hashable:
 
 
 def _are_ints(splits: Any) -> bool:
-    """Return whether ``splits`` is None, or a list or tuple whose elements are all ints."""
+    """Return whether a key may hold ``splits``: None, or a list or tuple whose types are all int."""
     return splits is None or (
         isinstance(splits, (list, tuple)) and set(map(type, splits)) <= _ONLY_INT
     )

@@ -266,7 +266,7 @@ async def _meet(
             async with attendance.heeding():
                 await attendance.begin(deadline)
                 values = await exchange(
-                    part, own.rank, own.size, mine, deadline, stops=_tell_sizes_apart
+                    part, own.rank, own.size, mine, deadline, stops=_sizes_differ
                 )
                 place.all_met()
             hosts = await _own_addresses(own, part, hosts, values)
@@ -332,7 +332,7 @@ async def _own_addresses(
     return (_LOOPBACK if one_host else default_address(),)
 
 
-def _tell_sizes_apart(values: Collection[bytes]) -> bool:
+def _sizes_differ(values: Collection[bytes]) -> bool:
     """Return whether ranks that have arrived were told different world sizes."""
     return len({msgpack.unpackb(value)[0] for value in values}) > 1
 

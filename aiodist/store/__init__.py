@@ -8,12 +8,7 @@ from aiodist.store.prefix import PrefixStore
 from aiodist.store.tcp_client import TcpStore
 from aiodist.store.tcp_server import TcpStoreServer
 from aiodist.store.torch_store import TorchStore
-from aiodist.store.value_exchange import (
-    absent_ranks,
-    exchange,
-    is_waiting,
-    leave,
-)
+from aiodist.store.value_exchange import absent_ranks, exchange, is_waiting, leave
 
 __all__ = [
     "FileStore",

@@ -45,6 +45,20 @@ def _rank(line: str) -> str:
     return line[:3]
 
 
+def test_the_ranks_that_may_go_on_are_named_with_the_signal_that_ended_another(
+    sandbox, launch_command
+):
+    script = sandbox.script(
+        "if RANK == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    job = sandbox.start(*launch_command, "--nproc_per_node=3", "--keep_going", script)
+    told = b"aiodist: rank 1 has failed: SIGKILL; ranks 0, 2 may go on without it (--keep-going)\n"
+    assert told in iter(job.stderr.readline, b"")
+    (sandbox.folder / "go").touch()
+    assert sandbox.finish(job)[0] == 137
+
+
 def test_the_first_failure_is_the_jobs_and_the_rest_end_by_themselves(sandbox, launch_command):
     script = sandbox.script(
         "if RANK == '1':\n"
