@@ -92,7 +92,7 @@ class ScheduleRun:
                     waiting = shm.posted(rank, start + step, 1)
                 else:
                     waiting = None
-                if waiting is not None and not waiting.done:
+                if waiting is not None:
                     self._held = action
                     return waiting
                 for into, data in copies:
@@ -105,7 +105,7 @@ class ScheduleRun:
                     self.released = max(self.released, step)
                     shm.release(start + step)
                     waiting = shm.turn()
-                    if not waiting.done:
+                    if waiting is not None:
                         return waiting
                 elif kind == REPOST:
                     shm.post(start + step, 1)

@@ -54,20 +54,20 @@ class ChunkWords(Protocol):
     def may_begin(self) -> bool:
         """Whether this rank may write its first chunk now, before it has read the others' slots."""
 
-    def free(self, step: int) -> Pending[None]:
-        """Return a `Pending` that is done if this rank's chunk for ``step`` may be written.
+    def free(self, step: int) -> Pending[None] | None:
+        """Return None if this rank's chunk for ``step`` may be written, else what to wait for.
 
-        Otherwise it completes when one more reader has released the chunk: then ask again.
+        That completes when one more reader has released the chunk: then ask again.
         """
 
     def post(self, step: int, phase: int = 0) -> None:
         """Publish this rank's chunk of ``step`` to the others. ``phase`` 1: again, changed."""
 
-    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
-        """Return a `Pending` that is done when ``rank`` has posted that step and phase."""
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None] | None:
+        """Return None if ``rank`` has posted that step and phase, else what to wait for."""
 
     def release(self, steps: int) -> None:
         """Release the first ``steps`` steps: this rank reads none of them any more."""
 
-    def turn(self) -> Pending[None]:
-        """Call between steps. From time to time it is done only after the loop has served others."""
+    def turn(self) -> Pending[None] | None:
+        """Call between steps. From time to time it returns what is done when the loop has served others."""

@@ -418,45 +418,48 @@ class ShmCollective:
         self.communicator.use_chunks(self._end)
         return True
 
-    def free(self, step: int) -> Pending[None]:
+    def free(self, step: int) -> Pending[None] | None:
         # Invariant: a chunk is overwritten when all others have released the step that it held.
         depth = self.depth
         needed = self._chunks_before if step < depth else self._base + step - depth + 1
         for rank, words in self._peers:
             if words[PROGRESS] < needed:
-                gone = self._until(rank, PROGRESS, needed, _EVER)
-                if not gone.done:
-                    return gone
-        return _HERE
+                waiting = self._until(rank, PROGRESS, needed, _EVER)
+                if waiting is not None:
+                    return waiting
+        return None
 
     def post(self, step: int, phase: int = 0) -> None:
         tag = CHUNK_TAGS[step % self.depth]
         self._mine[tag] = self._base + 2 * step + 1 + phase
         self.communicator.wake(tag)
 
-    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None] | None:
         low, tag = self._base + 2 * step + 1 + phase, CHUNK_TAGS[step % self.depth]
         if low <= self._words[rank][tag] <= self._end:
-            return _HERE
+            return None
         return self._until(rank, tag, low, self._end)
 
     def release(self, steps: int) -> None:
         self.communicator.advance(min(self._base + steps, self._end - 1))
 
-    def turn(self) -> Pending[None]:
+    def turn(self) -> Pending[None] | None:
         now = perf_counter()
         if now - self._since < self._turn_seconds:
-            return _HERE
+            return None
         self._since = now
         return self.communicator.group.next_turn()
 
     # -- waiting
 
-    def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None]:
-        """Return a `Wait` for a word of a chunk, unless it comes soon."""
+    def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None] | None:
+        """Return a `Wait` for a word of a chunk, unless it comes soon.
+
+        The wait has failed already where that rank is lost: so a wait that is done is no step that came.
+        """
         # All ranks that it needs are in the operation, so what is missing is mostly a step away.
         if self.communicator.spin.finds_near(self._words[rank], word, low, high):
-            return _HERE
+            return None
         return self._wait_for(rank, word, low, high)
 
     def _wait_for(self, rank: int, word: int, low: int, high: int) -> Pending[None]:

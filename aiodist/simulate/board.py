@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.collectives.schedule import ScheduleRun
 from aiodist.collectives.shm_exchange import Exchange, T
-from aiodist.completion import Pending, completed
+from aiodist.completion import Pending
 from aiodist.shm.group_area import CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ class SimulatedShm:
             memory.slots[self.rank] = self._rank.clock
             memory.changed()
         for rank, _ in exchange.reads:
-            await self._until(partial(memory.slots.get, rank))
+            waiting = self._until(partial(memory.slots.get, rank))
+            if waiting is not None:
+                await waiting
         slots = [self._rank.memory(slot_bytes)] * self.size
         if exchange.finish(0, slots, given):
             run = ScheduleRun(self, exchange.schedule(self, slots, given))
@@ -90,38 +92,38 @@ class SimulatedShm:
     def may_begin(self) -> bool:
         return False
 
-    def free(self, step: int) -> Pending[None]:
+    def free(self, step: int) -> Pending[None] | None:
         steps = step - self.depth + 1
         for rank in range(self.size if steps > 0 else 0):
             if rank != self.rank:
-                gone = self._until(partial(self._memory.released_at, rank, steps))
-                if not gone.done:
-                    return gone
-        return completed(None)
+                waiting = self._until(partial(self._memory.released_at, rank, steps))
+                if waiting is not None:
+                    return waiting
+        return None
 
     def post(self, step: int, phase: int = 0) -> None:
         self._memory.posts[self.rank, step, phase] = self._rank.clock
         self._memory.changed()
 
-    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None] | None:
         return self._until(lambda: self._memory.posts.get((rank, step, phase)))
 
     def release(self, steps: int) -> None:
         self._memory.gone[self.rank].append((steps, self._rank.clock))
         self._memory.changed()
 
-    def turn(self) -> Pending[None]:
-        return completed(None)
+    def turn(self) -> None:
+        """Serve others: there is nobody else in a simulated loop."""
 
     # -- waiting
 
-    def _until(self, known: Callable[[], float | None]) -> Pending[None]:
-        """Done when ``known()`` says since when it is so."""
-        pending: Pending[None] = Pending()
+    def _until(self, known: Callable[[], float | None]) -> Pending[None] | None:
+        """Return what is done when ``known()`` says since when it is so; None if it says so now."""
         when = known()
         if when is not None:
             self._rank.clock = max(self._rank.clock, when + FLAG)
-            return completed(None)
+            return None
+        pending: Pending[None] = Pending()
 
         def wake(when: float) -> None:
             self._rank.resume(when + FLAG, pending)

@@ -23,7 +23,7 @@ from aiodist.collectives.schedule import (
     operands_in_order,
 )
 from aiodist.collectives.views import DataView
-from aiodist.completion import Pending, completed
+from aiodist.completion import Pending
 from aiodist.groups.shm_collective import ShmCollective
 from tests.engine.conftest import ranks_of
 from tests.limits import scaled
@@ -106,10 +106,10 @@ class Alone:
     def may_begin(self) -> bool:
         return self._free
 
-    def free(self, step: int) -> Pending[None]:
+    def free(self, step: int) -> Pending[None] | None:
         return self._asked("free", step)
 
-    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None] | None:
         if self._fails:
             raise TimeoutError
         return self._asked("posted", rank, step, phase)
@@ -120,12 +120,12 @@ class Alone:
     def release(self, steps: int) -> None:
         self.said.append(("release", steps))
 
-    def turn(self) -> Pending[None]:
+    def turn(self) -> Pending[None] | None:
         return self._asked("turn")
 
-    def _asked(self, *what: Any) -> Pending[None]:
+    def _asked(self, *what: Any) -> Pending[None] | None:
         self.said.append(what)
-        return self.waits.pop(what[0]) if what[0] in self.waits else completed(None)
+        return self.waits.pop(what[0], None)
 
 
 @pytest.mark.parametrize("free", [True, False])

@@ -374,6 +374,43 @@ async def test_after_a_timeout_and_a_cancellation_the_group_goes_on(length: int)
     await run_ranks(2, main, "shm", timeout=20)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda own, all_: dist.all_reduce(own), id="all_reduce"),
+        pytest.param(lambda own, all_: dist.broadcast(own, 1), id="broadcast"),
+        pytest.param(lambda own, all_: dist.all_to_all_single(all_, own), id="all_to_all"),
+        pytest.param(
+            lambda own, all_: dist.reduce_scatter_tensor(all_[::2].copy(), own), id="reduce_scatter"
+        ),
+    ],
+)
+async def test_a_rank_that_dies_between_its_chunks_leaves_no_wrong_result(
+    call: Callable[[np.ndarray, np.ndarray], dist.Work[None]],
+) -> None:
+    """The other one learns of its end before it has read the first chunk: it reads those that came, and
+    takes none for one that never came."""
+    learnt = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        own = np.arange(1 << 17) + rank  # more than the chunks that rank 1 may be ahead
+        all_ = np.zeros_like(own)
+        if rank == 0:
+            with pytest.raises(dist.PeerLostError):
+                await call(own, all_)
+            learnt.set()
+        else:
+            await until(lambda: communicator().words[0][ASLEEP] != 0)
+            for connection in current_world().endpoint.connections():
+                connection.abort()  # which the other one hears of in the next turn of the loop
+            last = call(own, all_)
+            await learnt.wait()
+            last.cancel()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
 async def test_a_rank_that_leaves_before_its_first_operation_is_missed() -> None:
     async def main(rank: int) -> None:
         if rank == 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.completion import Pending, completed
+from aiodist.completion import Pending
 from aiodist.groups.shm_collective import ShmCollective, announce
 from aiodist.groups.shm_words import STEP_BITS
 from aiodist.shm.group_area import CONTROL_BYTES, COPIED, PROGRESS, SLOT_TAGS
@@ -68,12 +68,14 @@ def test_a_chunk_is_free_when_all_ranks_have_released_it(monkeypatch: pytest.Mon
     shm.depth, shm._chunks_before, shm._base = 4, 9, 100 << STEP_BITS
     shm._peers = [*enumerate(areas)]
     asked: list[int] = []
-    came, absent = completed(None), Pending[None]()
+    absent = Pending[None]()
 
-    def until(shm: ShmCollective, rank: int, word: int, low: int, high: int) -> Pending[None]:
+    def until(
+        shm: ShmCollective, rank: int, word: int, low: int, high: int
+    ) -> Pending[None] | None:
         assert (word, low) == (PROGRESS, 9)
         asked.append(rank)
-        return absent if rank == 2 else came
+        return absent if rank == 2 else None
 
     monkeypatch.setattr(ShmCollective, "_until", until)
     areas[0][PROGRESS] = 9
@@ -81,5 +83,5 @@ def test_a_chunk_is_free_when_all_ranks_have_released_it(monkeypatch: pytest.Mon
     assert asked == [1, 2]
     for words in areas:
         words[PROGRESS] = 9
-    assert shm.free(3).done
+    assert shm.free(3) is None
     assert asked == [1, 2]

@@ -150,12 +150,14 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
         await shm.run(barrier_slots(rank.rank, 2), None)
         for step in range(5):
             if rank.rank == 0:
-                while not (gone := shm.free(step)).done:
-                    await gone
+                while (waiting := shm.free(step)) is not None:
+                    await waiting
                 rank.work(40)
                 shm.post(step)
             else:
-                await shm.posted(0, step)
+                waiting = shm.posted(0, step)
+                if waiting is not None:
+                    await waiting
                 rank.work(400)
                 shm.release(step + 1)
 
