@@ -14,5 +14,5 @@ async def die() -> None:
     for peer in endpoint._peers.values():
         if peer.connecting is not None:
             peer.connecting.cancel()
-    for connection in endpoint.connections():
+    for connection in [*endpoint.connections(), *(link.connection for link in endpoint._pending)]:
         connection.abort()
