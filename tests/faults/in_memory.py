@@ -14,6 +14,7 @@ from aiodist.groups.fingerprint import Words
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
 from aiodist.shm.message_ring import RingReader, RingWriter
+from tests.faults.contents import of_rank, total
 
 CHUNKED = 1_100_000
 """Elements of four bytes: some chunks for each rank, and what goes along a chain where ranks outnumber
@@ -90,44 +91,45 @@ async def _receive_three(count: int, left: int) -> None:
     for tag in (2, 0, 1):  # so that some wait in the ring, and the last is taken ahead
         into = np.empty(count, int)
         await dist.recv(into, left, tag=tag)
-        assert (into == left + tag).all()
+        assert (into == of_rank(left + tag, count)).all()
 
 
 async def all_kinds(rank: int, size: int) -> None:
     """A row of messages and collectives, small and in pieces. AssertionError where one goes wrong."""
-    total = size * (size + 1) / 2
+    ranks = range(size)
     left, right = (rank - 1) % size, (rank + 1) % size
     for count in (1, CHUNKED // 500):
-        works = [dist.isend(np.full(count, rank + tag), right, tag=tag) for tag in range(3)]
+        works = [dist.isend(of_rank(rank + tag, count, int), right, tag=tag) for tag in range(3)]
         await asyncio.gather(_receive_three(count, left), *works)
     for count in (CHUNKED // 8, CHUNKED):
         into = np.empty(count, np.float32)
-        sent = dist.isend(np.full(count, rank + 1, np.float32), right)
+        sent = dist.isend(of_rank(rank, count, np.float32), right)
         await asyncio.gather(dist.recv(into, left), sent)
-        assert (into == left + 1).all()
+        assert (into == of_rank(left, count)).all()
     for count in (1, CHUNKED):
-        mine = np.full(count, rank + 1, np.float32)
+        mine = of_rank(rank, count, np.float32)
         data = mine.copy()
         await dist.all_reduce(data)
-        assert (data == total).all()
+        assert (data == total(ranks, count)).all()
         for root in (0, size - 1):
             data = mine.copy()
             await dist.broadcast(data, root)
-            assert (data == root + 1).all()
+            assert (data == of_rank(root, count)).all()
         await dist.barrier()
-        parts = [np.empty(count, np.float32) for _ in range(size)]
+        parts = [np.empty(count, np.float32) for _ in ranks]
         await dist.all_gather(parts, mine)
-        assert all((part == other + 1).all() for other, part in enumerate(parts))
+        assert all((part == of_rank(other, count)).all() for other, part in enumerate(parts))
         await dist.all_to_all(parts, [mine] * size)
-        assert all((part == other + 1).all() for other, part in enumerate(parts))
+        assert all((part == of_rank(other, count)).all() for other, part in enumerate(parts))
         into = np.empty(count, np.float32)
         await dist.reduce_scatter(into, [mine] * size)
-        assert (into == total).all()
+        assert (into == total(ranks, count)).all()
         data = mine.copy()
         await dist.reduce(data, 0)
-        assert rank != 0 or (data == total).all()
+        assert rank != 0 or (data == total(ranks, count)).all()
         await dist.gather(mine, parts if rank == 0 else None, 0)
+        assert rank != 0 or all((p == of_rank(o, count)).all() for o, p in enumerate(parts))
         await dist.scatter(into, [mine] * size if rank == 0 else None, 0)
-        assert (into == 1).all()
+        assert (into == of_rank(0, count)).all()
     for _ in range(10):
         await dist.barrier()

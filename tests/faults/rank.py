@@ -41,6 +41,7 @@ from tests.faults.cells import (
     Cell,
     transport_variable,
 )
+from tests.faults.contents import of_rank, total
 from tests.faults.in_memory import all_kinds, at_flag, damage_next, world_communicator
 from tests.faults.lateness import turns_of
 
@@ -164,7 +165,7 @@ class _Rank:
         if cell.transport == SHARED:
             assert world_communicator().words or cell.phase == "connecting"
         if cell.phase == LARGE:  # before the fault, for which getting memory may take too long
-            self._large = np.full(LARGE_BYTES // 4, float(self._rank + 1), np.float32)
+            self._large = of_rank(self._rank, LARGE_BYTES // 4, np.float32)
         control.say("ready")
         await control.go()
         if not self._is_culprit:
@@ -238,22 +239,24 @@ class _Rank:
         else:
             data = self._large
             if data is None:
-                data = np.full(1, float(self._rank + 1), np.float32)
+                data = of_rank(self._rank, 1, np.float32)
             await self._enter(dist.all_reduce(data))
-            expected = cell.size * (cell.size + 1) / 2
+            expected = total(range(cell.size), len(data), np.float32)
             assert (data == expected).all(), "all_reduce succeeded with a wrong result"
 
     async def _exchange(self) -> None:
         """Every other rank sends to the culprit, which (if it lives) receives from all."""
         cell = self._cell
         if not self._is_culprit:
-            await self._enter(dist.isend(np.full(SEND_BYTES, self._rank, np.uint8), cell.culprit))
+            data = of_rank(self._rank, SEND_BYTES, np.uint8)
+            await self._enter(dist.isend(data, cell.culprit))
             return
         for src in range(cell.size):
             if src != self._rank:
                 data = np.empty(SEND_BYTES, np.uint8)
                 await dist.recv(data, src)
-                assert (data == src).all(), "a message arrived with a wrong content"
+                expected = of_rank(src, SEND_BYTES, np.uint8)
+                assert (data == expected).all(), "a message arrived with a wrong content"
 
     async def _enter(self, work: Awaitable[Any]) -> None:
         if not self._is_culprit:

@@ -23,6 +23,7 @@ import numpy as np
 
 import aiodist as dist
 from aiodist.groups.world import current_world
+from tests.faults.contents import of_rank, total
 
 STEPS_A_ROUND = 40
 SAMPLES = 100
@@ -85,43 +86,43 @@ class Soak:
         return self._random.choice([0, 1, 7, 1000, 1000, 40_000, 300_000])
 
     async def _reduce(self) -> None:
-        data = np.full(self._length(), float(self._rank))
+        data = of_rank(self._rank, self._length())
         await dist.all_reduce(data)
-        assert (data == self._size * (self._size - 1) / 2).all()
+        assert (data == total(range(self._size), len(data))).all()
 
     async def _again(self) -> None:
         """On memory that stays, for which the group keeps what it has to do."""
         data = self._random.choice(self._lasting)
-        data[:] = self._rank
+        data[:] = of_rank(self._rank, len(data))
         await dist.all_reduce(data)
-        assert (data == self._size * (self._size - 1) / 2).all()
+        assert (data == total(range(self._size), len(data))).all()
 
     async def _broadcast(self) -> None:
         root = self._random.randrange(self._size)
-        data = np.full(self._length(), float(self._rank))
+        data = of_rank(self._rank, self._length())
         await dist.broadcast(data, root)
-        assert (data == root).all()
+        assert (data == of_rank(root, len(data))).all()
 
     async def _gather(self) -> None:
         length = self._length()
         parts = [np.empty(length) for _ in range(self._size)]
-        await dist.all_gather(parts, np.full(length, float(self._rank)))
-        assert all((part == rank).all() for rank, part in enumerate(parts))
+        await dist.all_gather(parts, of_rank(self._rank, length))
+        assert all((part == of_rank(rank, length)).all() for rank, part in enumerate(parts))
 
     async def _exchange(self) -> None:
         length = self._length() // self._size
         parts = [np.empty(length) for _ in range(self._size)]
-        await dist.all_to_all(parts, [np.full(length, float(self._rank))] * self._size)
-        assert all((part == rank).all() for rank, part in enumerate(parts))
+        await dist.all_to_all(parts, [of_rank(self._rank, length)] * self._size)
+        assert all((part == of_rank(rank, length)).all() for rank, part in enumerate(parts))
 
     async def _ring(self) -> None:
         length = self._length()
         left, right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
-        sent = dist.isend(np.full(length, float(self._rank)), right, tag=3)
+        sent = dist.isend(of_rank(self._rank, length), right, tag=3)
         got = np.empty(length)
         await dist.recv(got, left, tag=3)
         await sent
-        assert (got == left).all()
+        assert (got == of_rank(left, length)).all()
 
     async def _objects(self) -> None:
         everybody: list[Any] = [None] * self._size
