@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs docs-install test-docs test-benchmarks test-examples clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest test-extended matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs docs-install test-docs test-benchmarks test-examples clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -20,6 +20,7 @@ PYTEST_ARGS ?=
 help:
 	@echo "make demo       four ranks train a model on real images"
 	@echo "make test       lint, types, tests"
+	@echo "make test-extended  further cases of what make test tries: more seeds, ranks and transports"
 	@echo "make lint       ruff check, ruff format --check"
 	@echo "make matrix     every fault in every phase over every transport"
 	@echo "make soak       eight ranks at work for five minutes: nothing may grow"
@@ -122,6 +123,11 @@ pytest: $(STAMP)
 	@echo "== tests: pytest"
 	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
 		$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+
+test-extended: $(STAMP)
+	@echo "== tests: further cases of what make test tries"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(BIN)/python -m pytest -n 3 --dist worksteal -m extended $(PYTEST_ARGS)
 
 matrix: $(STAMP)
 	@echo "== the whole fault matrix: ten minutes or more"

@@ -43,7 +43,7 @@ for ignored, default in (
 
 
 BY_REQUEST = (
-    *("matrix", "soak", "slurm", "benchmarks", "examples"),
+    *("extended", "matrix", "soak", "slurm", "benchmarks", "examples"),
     *("compiler", "ecosystem", "engines", "hosts", "site"),
 )
 """Marks of tests that run only where ``-m`` names them: they take minutes, or need other programs."""

@@ -87,7 +87,9 @@ def _environment(monkeypatch):
     monkeypatch.setenv("RANK", "9")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("forkserver", marks=pytest.mark.extended), "spawn"]
+)
 def test_children_find_the_rendezvous_ready_and_run_coroutines_under_uvloop(tmp_path, method):
     before = dict(os.environ)
     assert spawn(tell_async, (str(tmp_path),), nprocs=2, start_method=method) is None

@@ -303,7 +303,7 @@ ROUNDS = """
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.extended), 3])
 def test_equal_calls_on_the_same_memory_with_other_numbers(
     tmp_path: Path, size: int, warm_python: WarmPython
 ) -> None:

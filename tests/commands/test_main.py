@@ -275,7 +275,9 @@ def test_a_command_without_standard_streams_starts_ranks() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
-@pytest.mark.parametrize("asked", ["--help", "backends", "why --help"])
+@pytest.mark.parametrize(
+    "asked", ["--help", pytest.param("backends", marks=pytest.mark.extended), "why --help"]
+)
 def test_an_output_that_cannot_be_written_is_told(asked: str) -> None:
     done = shell(f"aiodist {asked} >/dev/full")
     assert done.returncode == 1

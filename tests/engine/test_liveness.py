@@ -131,7 +131,7 @@ def job(tmp_path: Path) -> Iterator[Start]:
         each.end()
 
 
-@pytest.mark.parametrize("transport", ["unix", "tls"])
+@pytest.mark.parametrize("transport", [pytest.param("unix", marks=pytest.mark.extended), "tls"])
 def test_a_stopped_rank_is_lost_to_all_and_learns_it_when_it_comes_back(
     job: Start, transport: str, scaled: Callable[[float], float]
 ) -> None:

@@ -127,7 +127,7 @@ async def probe(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("transport", ["tcp", "unix"])
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.extended), "unix"])
 @pytest.mark.parametrize("scenario", ["send", "all_reduce"])
 async def test_large_transfers_take_little_memory_beyond_the_tensors(
     tmp_path: Path, scaled: Callable[[float], float], transport: str, scenario: str
@@ -139,7 +139,14 @@ async def test_large_transfers_take_little_memory_beyond_the_tensors(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("scenario", ["flood_small", "flood_eager", "flood_large"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "flood_small",
+        pytest.param("flood_eager", marks=pytest.mark.extended),
+        pytest.param("flood_large", marks=pytest.mark.extended),
+    ],
+)
 async def test_a_flood_takes_no_more_memory_than_the_window(
     tmp_path: Path, scaled: Callable[[float], float], scenario: str
 ) -> None:

@@ -92,7 +92,9 @@ def test_ranks_on_three_hosts_work(network: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("phase", ["connecting", "in all_reduce"])
+@pytest.mark.parametrize(
+    "phase", [pytest.param("connecting", marks=pytest.mark.extended), "in all_reduce"]
+)
 def test_a_pulled_cable_ends_operations_within_the_bound(
     phase: str, tmp_path: Path, scaled: Callable[[float], float]
 ) -> None:
@@ -113,7 +115,7 @@ def test_a_pulled_cable_ends_operations_within_the_bound(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("cut_off", [0, SIZE - 1])
+@pytest.mark.parametrize("cut_off", [0, pytest.param(SIZE - 1, marks=pytest.mark.extended)])
 def test_a_host_that_vanishes_while_ranks_meet_is_known_within_the_bound(
     cut_off: int, scaled: Callable[[float], float]
 ) -> None:

@@ -145,7 +145,13 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("count", [SLOT, SEVERAL_PIECES, CHUNKS])
 @pytest.mark.parametrize(
-    ("transport", "hosts"), [("shm", ()), ("inproc", ()), ("tcp", ()), ("shm", (0, 0, 1))]
+    ("transport", "hosts"),
+    [
+        ("shm", ()),
+        ("inproc", ()),
+        pytest.param("tcp", (), marks=pytest.mark.extended),
+        ("shm", (0, 0, 1)),
+    ],
 )
 async def test_inputs_are_as_if_read_before_anything_is_written(
     transport: str, hosts: Sequence[int], count: int

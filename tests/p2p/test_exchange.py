@@ -204,7 +204,9 @@ class Exchange:
         "long parts in rings",
     ],
 )
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize(
+    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.extended) for block in (2, 3))]
+)
 def test_every_message_arrives_once_in_order_and_within_the_window(
     block: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

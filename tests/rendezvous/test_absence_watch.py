@@ -119,7 +119,15 @@ def run(url: str, size: int, victim: int, how: str, ranks: range, **more: str) -
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("medium", "victim"), [("tcp", 1), ("tcp", 0), ("tls", 1), ("tls", 0), ("file", 1), ("file", 0)]
+    ("medium", "victim"),
+    [
+        ("tcp", 1),
+        ("tcp", 0),
+        pytest.param("tls", 1, marks=pytest.mark.extended),
+        pytest.param("tls", 0, marks=pytest.mark.extended),
+        ("file", 1),
+        pytest.param("file", 0, marks=pytest.mark.extended),
+    ],
 )
 def test_a_rank_that_is_stopped_while_ranks_meet_is_lost_to_all_and_learns_it_later(
     medium: str, victim: int, port: int, tmp_path: Path, scaled: Callable[[float], float]
@@ -147,7 +155,7 @@ def test_a_rank_that_is_stopped_while_ranks_meet_is_lost_to_all_and_learns_it_la
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.extended)])
 def test_a_rank_that_is_stopped_with_the_lock_of_the_file_is_lost_to_all(
     victim: int, tmp_path: Path, scaled: Callable[[float], float]
 ) -> None:
@@ -163,7 +171,10 @@ def test_a_rank_that_is_stopped_with_the_lock_of_the_file_is_lost_to_all(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("medium", "victim"), [("tcp", 1), ("tcp", 0), ("file", 1)])
+@pytest.mark.parametrize(
+    ("medium", "victim"),
+    [("tcp", 1), pytest.param("tcp", 0, marks=pytest.mark.extended), ("file", 1)],
+)
 def test_a_rank_that_computes_in_there_is_waited_for(
     medium: str, victim: int, port: int, tmp_path: Path
 ) -> None:

@@ -73,7 +73,7 @@ def cases(size: int) -> Iterator[Case]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.extended)])
 async def test_every_operation(size: int, scaled: Callable[[float], float]) -> None:
     await check(size, list(cases(size)), scaled(30), backend="torch:gloo")
 
