@@ -94,6 +94,9 @@ class Stream(ObjectStream):
         # it, and so also the one that is woken and has not gone on yet.
         self._send_lock = asyncio.Lock()
         self._in_line = 0
+        self._parts: Driver[None] | None = None
+        """Sends the parts of an object. A peer whose group has ended may never take them, so the end of
+        the group ends it."""
         self._batch: list[bytes] = []  # lengths and envelopes, in turn
         self._batch_bytes = 0
         self._ended = False
@@ -207,6 +210,7 @@ class Stream(ObjectStream):
 
     async def _send(self, packed: Packed) -> None:
         size = len(packed.envelope) + sum(map(len, packed.parts))
+        self._check_sends()  # the stream may have ended while other sends had their turn
         while not self._may_send(size):
             self._flush()
             await self._wait(self._writers)
@@ -226,13 +230,15 @@ class Stream(ObjectStream):
             if not gone.done():
                 gone.set_result(None) if error is None else gone.set_exception(error)
 
-        driver = Driver(self._messages.parts_sent(self._to, parts), on_done)
+        self._parts = driver = Driver(self._messages.parts_sent(self._to, parts), on_done)
         driver.start()
         try:
             await gone
         except asyncio.CancelledError as cancelled:
             driver.throw(cancelled)
             raise
+        finally:
+            self._parts = None
 
     def _check_error(self) -> None:
         # One object that is raised again and again would collect the traceback of each time.
@@ -318,6 +324,8 @@ class Stream(ObjectStream):
                 await self._take(recv.meta, recv.into)
         except BaseException as error:  # noqa: BLE001  # those that send and receive raise it
             self._error = error
+            if self._parts is not None:
+                self._parts.throw(error.again() if isinstance(error, DistError) else error)
         finally:
             self.over.complete(None)
             self._wake(self._readers)

@@ -14,7 +14,7 @@ import torch
 
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
-from tests.limits import until
+from tests.limits import scaled, until
 
 TRANSPORTS = ["inproc", "tcp", "shm"]
 MIB = 1 << 20
@@ -455,6 +455,30 @@ async def test_a_group_that_is_closed_ends_its_streams() -> None:
             await waiting
 
     await run_ranks(2, on_rank, timeout=60)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+async def test_the_end_of_the_group_ends_sends_that_the_peer_takes_no_more(transport: str) -> None:
+    """The peer waits for the sender in `shrink`, so the sends must not wait for the peer."""
+    groups: dict[int, dist.ProcessGroup] = {}
+
+    async def on_rank(rank: int) -> None:
+        groups[rank] = group = await dist.new_group()
+        stream = dist.open_stream(1 - rank, group=group)
+        await stream.send("first")
+        assert await anext(stream) == "first"
+        await dist.barrier()
+        if rank == 0:
+            # The second send waits for the first one.
+            sends = [asyncio.create_task(stream.send(np.zeros(2 * MIB))) for _ in range(2)]
+            groups[1].revoke()
+            for send in sends:
+                with pytest.raises(dist.GroupRevokedError, match="rank 1 revoked"):
+                    await send
+        await dist.shrink(group)
+
+    async with asyncio.timeout(scaled(5)):
+        await run_ranks(2, on_rank, transport)
 
 
 async def test_objects_that_do_not_travel_leave_the_stream_as_it_was() -> None:
