@@ -109,6 +109,7 @@ class Round:
         """Note that the group has ended."""
         if not self.over.done():
             self.over.set_exception(error)
+            self.over.exception()  # asked for: a leader that still tells the workers never waits for it
         self.close()
 
     def close(self) -> None:

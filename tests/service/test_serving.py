@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import importlib
 import math
 from functools import partial
@@ -340,6 +341,36 @@ async def test_a_request_that_only_some_workers_get_does_not_mix_with_the_next_o
     assert isinstance(refused, dist.GroupRevokedError)
     assert "it has changed" in str(refused)
     assert answers == [30.0, 300.0]
+
+
+class Long:
+    """A request whose parts a worker takes only while its group has not ended."""
+
+
+async def test_a_worker_that_is_lost_while_it_is_told_leaves_no_unread_error():
+    groups, complaints, packed = {}, [], []
+
+    def pack(request):
+        packed.append(request)
+        if len(packed) == 2:  # for rank 2: rank 1 has got its own
+            groups[2].revoke()
+        return np.zeros(2 << 20)
+
+    async def worker():
+        groups[dist.get_rank()] = dist.group.WORLD
+        return await summing()
+
+    async def lead(service):
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        with pytest.raises(dist.GroupRevokedError, match="rank 2 revoked"):
+            await service.call(Long())
+        return (await service.call([1.0])).tolist()
+
+    dist.register_type(Long, pack, lambda data: data)
+    assert await serve(3, lead, worker) == [6.0]
+    gc.collect()
+    assert not complaints
 
 
 async def test_requests_behind_one_that_ends_the_group_are_served_by_the_next_group():
