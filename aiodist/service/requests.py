@@ -79,23 +79,34 @@ class RequestQueue:
         The first one waits ``delay`` seconds for others. Returns nothing where the queue is closed.
         Cancelled, it takes none.
         """
-        while not self._waiting():
-            if self.is_closed:
-                return ()
-            await self._next_change()
-        if delay > 0:
-            try:
-                async with asyncio.timeout(delay):
-                    while self._waiting() < most and not self._is_urgent():
-                        await self._next_change()
-            except TimeoutError:
-                pass
+        while True:
+            while not self._waiting():
+                if self.is_closed:
+                    return ()
+                await self._next_change()
+            if delay > 0:
+                await self._delay(most, delay)
+            if taken := self._take_now(most):
+                return taken
+            # All callers were cancelled meanwhile.
+
+    async def _delay(self, most: int, delay: float) -> None:
+        """Wait ``delay`` seconds for ``most`` requests, or until one is urgent."""
+        try:
+            async with asyncio.timeout(delay):
+                while self._waiting() < most and not self._is_urgent():
+                    await self._next_change()
+        except TimeoutError:
+            pass
+
+    def _take_now(self, most: int) -> Sequence[Request]:
+        """Take up to ``most`` of the requests that wait, or one `Admission` alone."""
         taken: list[Request] = []
         while self._waiting() and len(taken) < most:
             if isinstance(self._requests[0], Admission):
                 return taken or [self._requests.popleft()]
             taken.append(self._requests.popleft())
-        return taken or await self.take(most, delay)
+        return taken
 
     async def _next_change(self) -> None:
         self._changed.clear()
