@@ -147,9 +147,16 @@ async def _agree(
     try:
         return await group.agreements.agree("grow", lead, patience)
     finally:
+        # Invariant: this rank acts on a decision before it waits again. A cancellation in between would
+        # lose it: the next call would ask about what comes after it, and the other members have gone on.
         for task in scouts:
+            task.add_done_callback(_hear)
             task.cancel()
-        await asyncio.gather(*scouts, return_exceptions=True)
+
+
+def _hear(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # asked for, so that asyncio logs nothing
 
 
 async def _look(

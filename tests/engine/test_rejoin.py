@@ -539,3 +539,23 @@ async def test_grow_ends_in_time_where_the_store_no_longer_answers_a_welcome(
             await all_work(3)
 
     await sockets(3, main)
+
+
+async def test_grow_that_is_cancelled_in_any_turn_of_the_loop_is_called_again(
+    inproc: RunRanks, store: dist.Store, scaled: Callable[[float], float]
+) -> None:
+    async def main(rank: int) -> None:
+        for turns in range(20):
+            growing = asyncio.ensure_future(dist.grow(store))
+            if rank == 0:  # it looks for newcomers
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if growing.cancel():
+                    with pytest.raises(asyncio.CancelledError):
+                        await growing
+                    growing = asyncio.ensure_future(dist.grow(store))
+            await growing
+            await dist.barrier()
+
+    async with asyncio.timeout(scaled(5)):
+        await inproc(2, main)
