@@ -167,6 +167,8 @@ class Endpoint:
                 )
             for link in old.links:
                 link.connection.abort()
+            if old.connecting is not None:
+                old.connecting.cancel()
         for waiting in self._pending:
             if waiting.claimed_rank == rank_info.rank:  # it dials again, and is answered then
                 waiting.abort(DistNetworkError(f"{rank_info} takes the place of a lost rank"))

@@ -16,6 +16,7 @@ from aiodist.api import recovery, rejoining
 from aiodist.api.rejoining import _place_of, meeting_place
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
+from aiodist.p2p.connector import Connector
 from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome
 from tests.engine.deaths import die
 
@@ -559,3 +560,40 @@ async def test_grow_that_is_cancelled_in_any_turn_of_the_loop_is_called_again(
 
     async with asyncio.timeout(scaled(5)):
         await inproc(2, main)
+
+
+async def test_a_member_stops_dialling_a_process_that_is_replaced(
+    sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the other members have noticed its end, and they agree on the next process."""
+    connect, dials, gave_up = Connector.connect, asyncio.Event(), asyncio.Event()
+
+    async def slow(connector: Connector, peer: Any, own: Any) -> Any:
+        if (own.rank, peer.rank) == (1, 2) and not dials.is_set():
+            dials.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                gave_up.set()
+        return await connect(connector, peer, own)
+
+    monkeypatch.setattr(Connector, "connect", slow)
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 2, timeout=20)
+        await all_work(3)
+
+    async def main(rank: int) -> None:
+        if rank == 2:
+            await dials.wait()
+            await die()
+            await newcomer(replacement)
+            return
+        work = dist.recv(None, 2) if rank == 0 else dist.send(np.ones(1), 2)
+        assert isinstance(await outcome(work), dist.DistError)
+        await dist.shrink()
+        await dist.grow(store, [2])
+        await all_work(3)
+        assert gave_up.is_set()
+
+    await sockets(3, main)
