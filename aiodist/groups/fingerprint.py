@@ -17,6 +17,7 @@ from aiodist.types import RedOpType, ReduceOp
 
 _LAYOUT = struct.Struct("<BBBiQ")
 
+SPARSE_ALL_REDUCE = "sparse_all_reduce"
 _COALESCED = ("all_reduce_coalesced", "all_gather_coalesced")
 _OPERATIONS = (
     "barrier",
@@ -38,6 +39,7 @@ _OPERATIONS = (
     "broadcast_new",
     "all_gather_new",
     "broadcast_object",
+    SPARSE_ALL_REDUCE,
 )
 _NONE = 255
 _ELSEWHERE = 0x80
@@ -159,5 +161,6 @@ def _describe(operation: str, dtype: str | None, op: str | None, root: int, coun
     if root >= 0:
         facts.append(f"root {root}")
     elif root < -1:
-        facts.append(f"lengths with digest {-2 - root:x}")
+        what = "shape and sparse dimensions" if operation == SPARSE_ALL_REDUCE else "lengths"
+        facts.append(f"{what} with digest {-2 - root:x}")
     return f"{operation}({', '.join(facts)})"

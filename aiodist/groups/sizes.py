@@ -66,4 +66,9 @@ def unequal(counts: Sequence[int]) -> int:
     """
     if all(count == counts[0] for count in counts):
         return -1
-    return -2 - (digest_of_numbers(counts) & 0x3FFFFFFF)
+    return digest_as_root(counts)
+
+
+def digest_as_root(numbers: Sequence[int]) -> int:
+    """Return a digest of ``numbers`` for a fingerprint's place for a root, below -1."""
+    return -2 - (digest_of_numbers(numbers) & 0x3FFFFFFF)

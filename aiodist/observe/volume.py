@@ -1,7 +1,7 @@
 """How many bytes an operation carries out of a rank and into it, by the operation's meaning.
 
 An algorithm may send more or less than that: a ring, a tree and shared memory differ. Bytes of
-objects, of coalesced tensors and of uneven blocks that a record does not know count as 0.
+objects, of sparse and coalesced tensors and of uneven blocks that a record does not know count as 0.
 """
 
 from __future__ import annotations

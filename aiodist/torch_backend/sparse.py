@@ -11,8 +11,9 @@ import torch
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.contexts import CollectiveContext
-from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.fingerprint import SPARSE_ALL_REDUCE, Fingerprint
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.sizes import digest_as_root
 from aiodist.groups.work import Work
 from aiodist.tensors import buffer_of
 from aiodist.types import RedOpType, ReduceOp
@@ -23,8 +24,9 @@ def all_reduce_sparse(
 ) -> Work[None]:
     """Sum a sparse COO tensor over all ranks, in place; it comes out coalesced.
 
-    All ranks pass equal shapes, with as many entries as each has. Indices go round first, then
-    values: each an all-gather, summed in the order of ranks, so that all have equal bits.
+    All ranks pass equal shapes and numbers of sparse dimensions, with as many entries as each has.
+    Otherwise all raise CollectiveMismatchError. Indices go round first, then values: each an
+    all-gather, summed in the order of ranks, so that all have equal bits.
     """
     if op.kind is not RedOpType.SUM:
         raise InvalidUsageError(f"sparse tensors can only be summed, not reduced by {op.name}")
@@ -53,7 +55,11 @@ def all_reduce_sparse(
         numbers = _tensor(what, mine.dtype).view(entries, *mine.values().shape[1:])
         return torch.sparse_coo_tensor(places, numbers, mine.shape, check_invariants=False)
 
-    fingerprint = Fingerprint("all_reduce", values.dtype, op, -1, mine.numel(), tuple(mine.shape))
+    # Not "all_reduce": a rank with a dense tensor of the same size must not take part in this.
+    layout = digest_as_root((mine.sparse_dim(), *mine.shape))
+    fingerprint = Fingerprint(
+        SPARSE_ALL_REDUCE, values.dtype, op, layout, mine.numel(), tuple(mine.shape)
+    )
     return group.collective(fingerprint, body, timeout)
 
 

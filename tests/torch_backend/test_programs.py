@@ -28,6 +28,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("operations:uneven_all_to_all", 3),
         ("operations:short_forms", 3),
         ("operations:reductions", 3),
+        ("operations:sparse_mismatches", 3),
         ("operations:other_dtypes", 3),
         ("operations:messages", 3),
         ("operations:objects", 2),

@@ -194,6 +194,32 @@ def reductions(rank: int, size: int) -> None:
         assert sparse.to_dense().tolist() == torch.full(dense, float(size)).tolist()
 
 
+def sparse_mismatches(rank: int, size: int) -> None:
+    """A rank whose tensor is dense, or sparse in another way, is named on all ranks at once."""
+    last = rank == size - 1
+
+    def one_entry(*shape: int, dense: int = 0) -> torch.Tensor:
+        places = torch.zeros((len(shape) - dense, 1), dtype=torch.int64)
+        return torch.sparse_coo_tensor(
+            places, torch.ones((1, *shape[len(shape) - dense :])), shape, check_invariants=True
+        )
+
+    for tensor in (
+        torch.ones(2, 3) if last else one_entry(2, 3),
+        one_entry(3, 2) if last else one_entry(2, 3),
+        one_entry(2, 3, dense=1) if last else one_entry(2, 3),
+    ):
+        text = said(dist.all_reduce, tensor)
+        assert f"rank {size - 1} called" in text, text
+        assert "sparse_all_reduce(6 x float32, SUM, shape and sparse dimensions with" in text, text
+        assert float(tensor.sum()) == (
+            6 if tensor.layout is torch.strided else tensor.values().numel()
+        )
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        assert t.item() == size
+
+
 def other_dtypes(rank: int, size: int) -> None:
     """Dtypes that only travel, or that have few reductions."""
     flags = torch.tensor([rank == 0, False])
@@ -382,16 +408,16 @@ def futures_of_finished_works(rank: int, size: int) -> None:
     assert last.wait()[0] == size**2
 
 
+def said(function: Any, *args: Any, **options: Any) -> str:
+    try:
+        function(*args, **options)
+    except (RuntimeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
+
+
 def errors(rank: int, size: int) -> None:
     """They come when the operation is waited for, and the group goes on after them."""
-
-    def said(function: Any, *args: Any, **options: Any) -> str:
-        try:
-            function(*args, **options)
-        except (RuntimeError, TypeError) as error:
-            return f"{type(error).__name__}: {error}"
-        raise AssertionError("nothing was raised")
-
     work = dist.all_reduce(torch.ones(2 + (rank == 1)), async_op=True)
     text = said(work.wait)
     assert text.startswith("CollectiveMismatchError: ranks disagree about operation"), text
