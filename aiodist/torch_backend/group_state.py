@@ -17,6 +17,7 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.sync.torch_group import SharedWorld
 from aiodist.tensors.cuda_streams import on_callers_stream
+from aiodist.torch_backend import work_registry
 from aiodist.torch_backend.devices import DEVICES, Devices
 from aiodist.torch_backend.futures import Completions, level_here
 from aiodist.torch_backend.options import seconds_of
@@ -112,7 +113,9 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         """Return what the caller of a group's method gets for ``work``."""
         if self._coalesced is not None:
             self._coalesced.append(work)
-        return work if caller_keeps(type(self)) else work_of_cpp(work)
+        handed = work if caller_keeps(type(self)) else work_of_cpp(work)
+        work.is_registered = work_registry.enter(handed, work.tensors)
+        return handed
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from aiodist.torch_backend import work_registry
 from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions, level_here
 from aiodist.torch_backend.submission import Operation, Operations
@@ -36,6 +37,8 @@ class TorchWork(c10d.Work):
         self._root: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._is_waited_for = False
+        self.is_registered = False
+        """Whether torch's registry has it (`work_registry`). It is removed there once it was waited for."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation ends. Returns True, or raises its error.
@@ -51,6 +54,9 @@ class TorchWork(c10d.Work):
         if self._future is not None:
             self._complete(self._future)
         self.operation.wait()
+        if self.is_registered:
+            self.is_registered = False  # first: removing it waits for it again
+            work_registry.remove(self.tensors)
         return True
 
     def synchronize(self) -> None:

@@ -37,6 +37,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("operations:ordered", 2),
         ("operations:functional_collectives", 3),
         ("compiled:traced", 2),
+        ("compiled:waits_for_eager_code", 2),
         ("compiled:replicas", 2),
         ("operations:futures", 3),
         ("operations:futures_of_finished_works", 3),

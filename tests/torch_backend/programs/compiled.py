@@ -9,8 +9,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.torch_backend.programs.ddp import default_store
 
 
 def traced(rank: int, size: int) -> None:
@@ -22,6 +25,38 @@ def traced(rank: int, size: int) -> None:
 
     found = mean_of_squares(torch.full((3,), float(rank)))
     assert torch.equal(found, torch.full((3,), sum(r * r for r in range(size)) / size))
+
+
+def waits_for_eager_code(rank: int, size: int) -> None:
+    """`wait_tensor` of compiled code does; a work that was waited for is forgotten."""
+    registered = c10d._get_work_registry_size
+    wait_tensor = torch.ops.c10d_functional.wait_tensor
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        total = torch.ones(2)
+        if rank == 0:
+            dist.all_reduce(total, async_op=True)
+            assert registered() == 1
+            default_store().set("started", "")
+        else:
+            default_store().wait(["started"])
+            dist.all_reduce(total, async_op=True)
+        assert wait_tensor(total).tolist() == [size] * 2
+        assert registered() == 0
+        whole = torch.empty(2 * size)
+        work = dist.all_gather_into_tensor(whole, total, async_op=True)
+        assert registered() == 1
+        assert work.wait()
+        assert whole.tolist() == [size] * 2 * size
+        again = functional.all_reduce(whole, "max", dist.group.WORLD)
+        assert again.tolist() == whole.tolist()
+        dist.barrier()
+        dist.all_reduce(torch.ones(2))
+        entries = torch.sparse_coo_tensor([[rank]], [1.0], (size,), check_invariants=True)
+        dist.all_reduce(entries)  # which has no storage to be found by
+        assert entries.to_dense().tolist() == [1.0] * size
+        assert registered() == 0
+    dist.all_reduce(torch.ones(2), async_op=True).wait()
+    assert registered() == 0
 
 
 def to_cpp(rank: int, size: int) -> None:
