@@ -68,7 +68,7 @@ class Reducer(ABC):
             op: AVG or SUM over the ranks of the group.
             compression: How gradients travel.
             bucket_bytes: The most bytes of gradients in a bucket; a larger parameter has its own
-                bucket.
+                bucket. Equal on all ranks, as ``compression`` is.
             group: The process group; None is the default group.
             buffers: With each step they become those of the first rank of the group, for example
                 ``model.buffers()``: the statistics of BatchNorm, which otherwise differ between
@@ -284,7 +284,8 @@ class Reducer(ABC):
         if isinstance(failure, CollectiveMismatchError):
             raise CollectiveMismatchError(
                 f"{failure.message}. On this rank it was the first bucket of a GradientReducer, which "
-                f"trains {self._own_choice()}: all ranks pass the same parameters and freeze the same ones",
+                f"trains {self._own_choice()}: all ranks pass the same parameters, freeze the same ones, "
+                "and give the same bucket_bytes and compression",
                 **failure.fields,
             ) from None
         differing = [] if failure is not None else first.differing()

@@ -112,6 +112,25 @@ async def test_another_number_of_parameters_is_a_mismatch_that_says_how_many() -
     await run_ranks(2, on_rank)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ({"bucket_bytes": 8}, {"bucket_bytes": 16}),
+        ({"compression": Compression.none}, {"compression": Compression.bf16}),
+    ],
+)
+async def test_a_mismatch_of_a_reducers_options_names_them(options: Any) -> None:
+    async def on_rank(rank: int) -> None:
+        several = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        reducer = AsyncReducer(several, **options[rank])
+        with pytest.raises(
+            CollectiveMismatchError, match="give the same bucket_bytes and compression"
+        ):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
+
+
 async def test_a_mismatch_gives_the_numbers_of_many_frozen_parameters() -> None:
     async def on_rank(rank: int) -> None:
         several = [torch.nn.Parameter(torch.ones(n)) for n in range(1, 21)]
