@@ -133,6 +133,10 @@ class Membership(_Base):  # type: ignore[misc]  # see above
     supports_time_estimate = False
     supports_shrinking = False
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: FSDP2 then allocates the tensors of its collectives itself."""
+        return False
+
     # torch calls these two of a group that supports splitting, where it was given a device.
 
     def eager_connect_single_device(self, device: torch.device) -> None:

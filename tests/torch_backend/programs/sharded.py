@@ -49,6 +49,10 @@ def fsdp(rank: int, size: int) -> None:
     for mine, whole in zip(model.parameters(), reference.parameters(), strict=True):
         assert mine.to_local().numel() < whole.numel()
         torch.testing.assert_close(mine.full_tensor(), whole, atol=1e-6, rtol=1e-4)
+    if hasattr(model, "set_allocate_memory_from_process_group_for_comm"):  # newer torch
+        for layer in (model.first, model.last):
+            layer.set_allocate_memory_from_process_group_for_comm(True)
+        torch.testing.assert_close(model(x), reference(x), atol=1e-6, rtol=1e-4)
 
 
 def redistribution(rank: int, size: int) -> None:
