@@ -137,6 +137,7 @@ class Agreement:
             term, members, value = rest
             # Else it is a dead coordinator's, which the one that was promised obedience may not know.
             if term >= self._promised or self._coordinator() in (src, self._me):
+                self._waiting.discard(src)  # it has the decision
                 self._decide(term, Decision(tuple(members), value))
 
     # -- inside

@@ -99,6 +99,17 @@ def test_the_living_decide_alike_whenever_the_others_die(size: int) -> None:
             assert set(net.members[rank].waiting_for) <= {*net.living()} - {rank}, seed
 
 
+def test_an_agreement_takes_four_messages_for_each_member_but_one() -> None:
+    net = Net(5, random.Random(1), {})
+    for member in net.members:
+        member.enter()
+    taken = 0
+    while net.step():
+        taken += 1
+    assert net.decisions() == {Decision((0, 1, 2, 3, 4), "of 0")}
+    assert taken == 4 * 4
+
+
 def test_ranks_that_were_dead_before_are_not_among_the_members() -> None:
     rng = random.Random(1)
     net = Net(4, rng, {rank: {0, 2} for rank in (1, 3)})
