@@ -203,6 +203,21 @@ async def abort_drops_what_is_queued(make: Make) -> None:
         assert ours.ends == []
 
 
+async def an_abort_behind_the_last_bytes_is_told(make: Make) -> None:
+    """The other side aborts with bytes unread: its last bytes and the end come at once."""
+    async with connected(make) as (a, b):
+        theirs = Sink()
+        b.start(theirs)
+        b.send([b"never read"])
+        await turns()
+        a.send([b"last words"])
+        a.abort()
+        await theirs.ended()
+        await turns()
+        assert bytes(theirs.data) in (b"last words", b"")
+        assert len(theirs.ends) == 1
+
+
 async def end_of_the_other_side_fails_queued_sends(make: Make) -> None:
     """The other side goes while sends wait: ``lost`` once, and each ``on_sent`` with an error."""
     buffer = memoryview(bytearray(MIB))
@@ -439,6 +454,7 @@ TRANSPORT_CHECKS: tuple[Callable[[Make], Awaitable[None]], ...] = (
     close_sends_what_is_queued,
     both_sides_may_close_at_once,
     abort_drops_what_is_queued,
+    an_abort_behind_the_last_bytes_is_told,
     end_of_the_other_side_fails_queued_sends,
     end_before_start_is_reported_at_start,
     receivers_hand_over_in_mid_stream,

@@ -27,6 +27,8 @@ class Bundle:
         self._to_read = BLOCK_BYTES
         self._writing = 0
         self._to_write = BLOCK_BYTES
+        self.ended = False
+        """Whether the stream has ended, perhaps behind the bytes that were read."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket whose turn it is to be read."""
@@ -39,6 +41,10 @@ class Bundle:
     def setblocking(self, blocks: bool) -> None:
         for sock in self._sockets:
             sock.setblocking(blocks)
+
+    def getsockopt(self, level: int, name: int) -> int:
+        """Return an option of the socket whose turn it is to be read."""
+        return self._sockets[self._reading].getsockopt(level, name)
 
     def settimeout(self, seconds: float) -> None:
         for sock in self._sockets:
@@ -60,7 +66,12 @@ class Bundle:
                 if count:
                     return count
                 raise
+            except OSError:
+                if not count:
+                    raise
+                got = 0
             count += got
+            self.ended = not got
             self._to_read -= got
             if not self._to_read:
                 self._to_read = BLOCK_BYTES

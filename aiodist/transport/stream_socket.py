@@ -57,6 +57,7 @@ class SocketConnection(CallbackConnection):
         self._wants_writer = False
         self._broken = False  # a write failed; what has arrived is still read
         self._end_of_input = False
+        self._may_miss_the_end = not isinstance(self._loop, asyncio.BaseEventLoop)
         self._waiter: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
 
@@ -112,7 +113,21 @@ class SocketConnection(CallbackConnection):
             budget -= count
             # A short read has emptied the socket, so another call would find nothing.
             if (count < size and not self._broken) or budget <= 0:
+                if self._may_miss_the_end and self._receiver is not None and self._ends_behind():
+                    self._loop.call_soon(self._read_on)
                 return
+
+    def _read_on(self) -> None:
+        if self._receiver is not None:
+            self._on_readable()
+
+    def _ends_behind(self) -> bool:
+        """Return whether the stream has failed or ended behind the bytes that were read, unseen.
+
+        uvloop calls a reader once after a failure, and never again: libuv then stops watching the
+        descriptor. If that call finds bytes, the end has to be looked for.
+        """
+        return bool(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def _on_end_of_input(self) -> None:
         if self._state == _OPEN:

@@ -117,6 +117,9 @@ class StripedConnection(SocketConnection):
             self._fd = fd
             self._loop.add_reader(fd, self._on_readable)
 
+    def _ends_behind(self) -> bool:
+        return self._bundle.ended or super()._ends_behind()
+
     def _watch_writable(self) -> None:
         if not self._is_closed() and (fd := self._bundle.writing_fileno()) != self._out:
             if self._wants_writer:

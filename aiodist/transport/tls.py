@@ -105,11 +105,10 @@ class TlsConnection(SocketConnection):
     def _again_if_pending(self) -> None:
         # What is decrypted and was left for fairness: no event of the socket will speak of it.
         if self._receiver is not None and self._secured.fileno() >= 0 and self._secured.pending():
-            self._loop.call_soon(self._read_pending)
+            self._loop.call_soon(self._read_on)
 
-    def _read_pending(self) -> None:
-        if self._receiver is not None and self._secured.fileno() >= 0:
-            self._on_readable()
+    def _ends_behind(self) -> bool:
+        return self._secured.ended or super()._ends_behind()
 
 
 class _Secured:
@@ -125,6 +124,8 @@ class _Secured:
         except BaseException:
             sock.close()
             raise
+        self.ended = False
+        """Whether the stream has ended, perhaps behind the bytes that were read."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ssl, name)
@@ -158,8 +159,13 @@ class _Secured:
                 if count:
                     return count
                 raise BlockingIOError from None
+            except OSError:
+                if not count:
+                    raise
+                got = 0
             if not got:
-                return count  # the end: the next call finds it again
+                self.ended = True
+                return count  # the next call finds the end again
             count += got
         return count
 
