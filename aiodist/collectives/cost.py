@@ -1,7 +1,7 @@
-"""What each algorithm costs: the table of docs/algorithms.md, and the same as exact figures.
+"""What each algorithm costs: the table of docs/algorithms.md as exact figures.
 
-The words are for reading. Tests hold the algorithms to ``traffic``, message by message and byte by
-byte. A model of a network can use it too.
+Tests hold the algorithms to them, message by message and byte by byte. A model of a network can use
+them too.
 """
 
 from __future__ import annotations
@@ -50,15 +50,6 @@ class Traffic(NamedTuple):
 
     messages: int
     nbytes: int
-
-
-class Cost(NamedTuple):
-    """A row. n ranks, N bytes in all, b = N/n a block, S = segments, p the power of two up to n."""
-
-    rounds: str
-    messages: str
-    nbytes: str
-    traffic: Callable[[Case], Traffic]
 
 
 def _log2_up(ranks: int) -> int:
@@ -204,49 +195,31 @@ def _all_to_all_bruck(case: Case) -> Traffic:
     return Traffic(_log2_up(case.ranks), blocks * case.lengths[case.rank])
 
 
-COSTS: Mapping[tuple[str, str], Cost] = MappingProxyType(
+COSTS: Mapping[tuple[str, str], Callable[[Case], Traffic]] = MappingProxyType(
     {
-        ("barrier", "dissemination"): Cost("⌈log₂ n⌉", "⌈log₂ n⌉", "0", _barrier),
-        ("broadcast", "linear"): Cost("1", "the root n-1", "the root (n-1)N", _broadcast_linear),
-        ("broadcast", "binomial"): Cost(
-            "⌈log₂ n⌉", "one a child", "N a child", _broadcast_binomial
-        ),
-        ("broadcast", "chain"): Cost("n-2+S", "S", "N", _broadcast_chain),
-        ("broadcast", "scatter_ring"): Cost(
-            "⌈log₂ n⌉ + n-1",
-            "one a child, n-1",
-            "N - b, and its subtree's blocks but its own",
-            _broadcast_scatter_ring,
-        ),
-        ("reduce", "binomial"): Cost("⌈log₂ n⌉", "1; root 0", "N; root 0", _reduce_binomial),
-        ("reduce", "chain"): Cost("n-2+S", "S; root 0", "N; root 0", _reduce_chain),
-        ("reduce", "scatter_gather"): Cost(
-            "n", "(n-1)·S + 1; root (n-1)·S", "N; root N - b", _reduce_scatter_gather
-        ),
-        ("all_reduce", "doubling"): Cost(
-            "log₂ p, folded + 2", "log₂ p", "N·log₂ p", _all_reduce_doubling
-        ),
-        ("all_reduce", "halving_doubling"): Cost(
-            "2·log₂ p, folded + 2", "2·log₂ p", "2·(p-1)/p·N", _all_reduce_halving_doubling
-        ),
-        ("all_reduce", "ring"): Cost("2·(n-1)", "2·(n-1)·S", "2·(n-1)/n·N", _all_reduce_ring),
-        ("all_gather", "ring"): Cost("n-1", "n-1", "N - b", _all_gather_ring),
-        ("all_gather", "doubling"): Cost("log₂ n", "n-1", "N - b", _all_gather_doubling),
-        ("all_gather", "bruck"): Cost("⌈log₂ n⌉", "⌈log₂ n⌉", "N - b", _all_gather_bruck),
-        ("gather", "linear"): Cost("1", "1; root 0", "b; root 0", _gather_linear),
-        ("gather", "binomial"): Cost(
-            "⌈log₂ n⌉", "1; root 0", "its subtree's blocks; root 0", _gather_binomial
-        ),
-        ("scatter", "linear"): Cost("1", "root n-1", "root N - b", _scatter_linear),
-        ("scatter", "binomial"): Cost(
-            "⌈log₂ n⌉", "one a child", "its subtree's blocks but its own", _scatter_binomial
-        ),
-        ("reduce_scatter", "ring"): Cost("n-1", "(n-1)·S", "N - b", _reduce_scatter_ring),
-        ("reduce_scatter", "pairwise"): Cost("n-1", "n-1", "N - b", _pairwise),
-        ("reduce_scatter", "halving"): Cost("log₂ n", "log₂ n", "N - b", _reduce_scatter_halving),
-        ("all_to_all", "pairwise"): Cost("n-1", "n-1", "N - b", _pairwise),
-        ("all_to_all", "bruck"): Cost(
-            "⌈log₂ n⌉", "⌈log₂ n⌉", "about b·n/2·log₂ n", _all_to_all_bruck
-        ),
+        ("barrier", "dissemination"): _barrier,
+        ("broadcast", "linear"): _broadcast_linear,
+        ("broadcast", "binomial"): _broadcast_binomial,
+        ("broadcast", "chain"): _broadcast_chain,
+        ("broadcast", "scatter_ring"): _broadcast_scatter_ring,
+        ("reduce", "binomial"): _reduce_binomial,
+        ("reduce", "chain"): _reduce_chain,
+        ("reduce", "scatter_gather"): _reduce_scatter_gather,
+        ("all_reduce", "doubling"): _all_reduce_doubling,
+        ("all_reduce", "halving_doubling"): _all_reduce_halving_doubling,
+        ("all_reduce", "ring"): _all_reduce_ring,
+        ("all_gather", "ring"): _all_gather_ring,
+        ("all_gather", "doubling"): _all_gather_doubling,
+        ("all_gather", "bruck"): _all_gather_bruck,
+        ("gather", "linear"): _gather_linear,
+        ("gather", "binomial"): _gather_binomial,
+        ("scatter", "linear"): _scatter_linear,
+        ("scatter", "binomial"): _scatter_binomial,
+        ("reduce_scatter", "ring"): _reduce_scatter_ring,
+        ("reduce_scatter", "pairwise"): _pairwise,
+        ("reduce_scatter", "halving"): _reduce_scatter_halving,
+        ("all_to_all", "pairwise"): _pairwise,
+        ("all_to_all", "bruck"): _all_to_all_bruck,
     }
 )
+"""What a rank sends, by operation and algorithm."""

@@ -31,11 +31,8 @@ class HostsCase(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """A row. h hosts, c columns, N bytes in all."""
+    """What one algorithm runs between the hosts."""
 
-    runs: str
-    """What runs between the hosts, and on how many bytes."""
-    senders: str
     lengths: Callable[[HostsCase, int], list[int]]
     """(case, column) -> lengths of what runs between the hosts in that column."""
     choice: Choice | None = None
@@ -61,7 +58,7 @@ def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
         lengths = row.lengths(part, column)
         choice = row.choice or select(operation, hosts, sum(lengths), rules=case.rules)
         there = Case(hosts, host, lengths, home, case.itemsize, choice.chunk)
-        traffic = COSTS[operation, choice.algorithm].traffic(there)
+        traffic = COSTS[operation, choice.algorithm](there)
         messages += traffic.messages
         nbytes += traffic.nbytes
     return Traffic(messages, nbytes)
@@ -93,23 +90,19 @@ def _blocks_of_column(case: HostsCase, column: int) -> list[int]:
     return [case.lengths[rank] for rank in case.topology.column(column)]
 
 
-_ONE, _EVERY = "one rank a host", "every rank in a column"
-
 CROSSINGS: Mapping[tuple[str, str], Crossing] = MappingProxyType(
     {
-        ("barrier", "leaders"): Crossing("barrier of h", _ONE, _all),
-        ("broadcast", "leaders"): Crossing("broadcast of N", _ONE, _all),
-        ("broadcast", "stripes"): Crossing("broadcast of N/c", _EVERY, _stripe),
-        ("broadcast", "chain"): Crossing(
-            "chain of N/c, a message a piece", _EVERY, _stripe, Choice("chain", MANY)
-        ),
-        ("reduce", "leaders"): Crossing("reduce of N", _ONE, _all),
-        ("reduce", "stripes"): Crossing("reduce of N/c", _EVERY, _stripe),
-        ("all_reduce", "leaders"): Crossing("all_reduce of N", _ONE, _all),
-        ("all_reduce", "stripes"): Crossing("all_reduce of N/c", _EVERY, _stripe),
-        ("all_gather", "leaders"): Crossing("all_gather of N", _ONE, _block_a_host),
-        ("all_gather", "columns"): Crossing("all_gather of N/c", _EVERY, _blocks_of_column),
-        ("reduce_scatter", "leaders"): Crossing("reduce_scatter of N", _ONE, _block_a_host),
-        ("reduce_scatter", "columns"): Crossing("reduce_scatter of N/c", _EVERY, _blocks_of_column),
+        ("barrier", "leaders"): Crossing(_all),
+        ("broadcast", "leaders"): Crossing(_all),
+        ("broadcast", "stripes"): Crossing(_stripe),
+        ("broadcast", "chain"): Crossing(_stripe, Choice("chain", MANY)),
+        ("reduce", "leaders"): Crossing(_all),
+        ("reduce", "stripes"): Crossing(_stripe),
+        ("all_reduce", "leaders"): Crossing(_all),
+        ("all_reduce", "stripes"): Crossing(_stripe),
+        ("all_gather", "leaders"): Crossing(_block_a_host),
+        ("all_gather", "columns"): Crossing(_blocks_of_column),
+        ("reduce_scatter", "leaders"): Crossing(_block_a_host),
+        ("reduce_scatter", "columns"): Crossing(_blocks_of_column),
     }
 )

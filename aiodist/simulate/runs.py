@@ -105,7 +105,7 @@ def operations() -> list[str]:
 def _formulas(
     algorithm: Algorithm, ranks: int, nbytes: int, chunk: int, places: int
 ) -> list[Traffic]:
-    traffic = COSTS[algorithm.operation, algorithm.name].traffic
+    traffic = COSTS[algorithm.operation, algorithm.name]
     lengths = lengths_of(algorithm.operation, ranks, nbytes)
     itemsize = 1 if algorithm.operation == "broadcast" else ITEMSIZE  # it cuts anywhere
     return [

@@ -48,7 +48,7 @@ def uneven(size: int) -> list[list[int]]:
 
 
 def check_cost(net, operation, algorithm, lengths_of, root=0):
-    traffic = COSTS[operation, algorithm].traffic
+    traffic = COSTS[operation, algorithm]
     for rank in range(net.size):
         case = Case(net.size, rank, lengths_of(rank), root, 1, CHUNK)
         assert traffic(case) == (net.messages[rank], net.nbytes[rank]), case

@@ -64,7 +64,7 @@ def view(array: np.ndarray) -> memoryview:
 
 
 def check_traffic(net, operation, algorithm, lengths_of, root, itemsize):
-    traffic = COSTS[operation, algorithm].traffic
+    traffic = COSTS[operation, algorithm]
     for rank in range(net.size):
         case = Case(net.size, rank, lengths_of, root, itemsize, CHUNK)
         assert traffic(case) == (net.messages[rank], net.nbytes[rank]), case
