@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from aiodist.errors import DistNetworkError
-from aiodist.transport.base_transport import Connection, OnSent, Receiver
+from aiodist.transport.base_transport import Connection, OnAccept, OnSent, Receiver
 
 
 class CallbackConnection(Connection):
@@ -71,6 +71,17 @@ class CallbackConnection(Connection):
 
 
 _EMPTY = memoryview(b"")
+
+
+def hand_over(connection: Connection, on_accept: OnAccept, where: str) -> None:
+    """Call ``on_accept(connection)``, of the listener at ``where``. If it raises, abort that connection."""
+    try:
+        on_accept(connection)
+    except Exception as error:  # noqa: BLE001  # one connection's trouble
+        connection.abort()
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"on_accept of {where} raised", "exception": error}
+        )
 
 
 def byte_view(part: memoryview | bytes) -> memoryview:

@@ -21,7 +21,7 @@ from aiodist.transport.base_transport import (
     Receiver,
     Transport,
 )
-from aiodist.transport.callbacks import CallbackConnection
+from aiodist.transport.callbacks import CallbackConnection, hand_over
 
 SCHEME = "inproc"
 
@@ -91,13 +91,7 @@ class InprocTransport(Transport):
         theirs = InprocConnection(f"a client of {address}")
         ours.join(theirs)
         theirs.join(ours)
-        try:
-            listener.on_accept(theirs)
-        except Exception as error:  # noqa: BLE001  # not the caller's trouble
-            theirs.abort()
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"on_accept of {address} raised", "exception": error}
-            )
+        hand_over(theirs, listener.on_accept, address)
         return ours
 
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 
 from aiodist.transport.base_transport import Listener, OnAccept
+from aiodist.transport.callbacks import hand_over
 from aiodist.transport.stream_socket import SocketConnection
 
 logger = logging.getLogger("aiodist.transport")
@@ -85,16 +86,7 @@ class SocketListener(Listener):
                 sock.close()
                 continue
             if connection is not None:
-                self._hand_over(connection)
-
-    def _hand_over(self, connection: SocketConnection) -> None:
-        try:
-            self._on_accept(connection)
-        except Exception as error:  # noqa: BLE001  # one connection's trouble
-            connection.abort()
-            self._loop.call_exception_handler(
-                {"message": f"on_accept of {self.address} raised", "exception": error}
-            )
+                hand_over(connection, self._on_accept, self.address)
 
     def _pause(self, error: OSError) -> None:
         # The connection stays in the backlog, so the socket stays readable. Without a pause the

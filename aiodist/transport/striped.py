@@ -22,6 +22,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.bundle import Bundle
+from aiodist.transport.callbacks import hand_over
 from aiodist.transport.connecting import readable
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.stream_socket import SocketConnection
@@ -187,13 +188,7 @@ class _Reception:
             self._pending.proven(each)
         sockets = [sock for _, sock in sorted((n, each.sock) for n, each in bundle.items())]
         connection = StripedConnection(Bundle(sockets), bundle[0].name)
-        try:
-            self._on_accept(connection)
-        except Exception as error:  # noqa: BLE001  # one connection's trouble
-            connection.abort()
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"on_accept of {guest.name} raised", "exception": error}
-            )
+        hand_over(connection, self._on_accept, guest.name)
 
     def refused(self, guest: _Guest, error: BaseException) -> None:
         assert self._pending is not None  # as in `wrap`

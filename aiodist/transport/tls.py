@@ -17,6 +17,7 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.transport.base_transport import Connection, OnAccept, Receiver
+from aiodist.transport.callbacks import hand_over
 from aiodist.transport.connecting import UnansweredError, readable, within, writable
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.socket_listener import SocketListener
@@ -51,10 +52,8 @@ class TlsTransport(TcpTransport):
         self._client = certificates.client_context()
 
     async def listen(self, on_accept: OnAccept) -> SocketListener:
-        return await self.listen_with(_Reception(self._server, on_accept))
-
-    async def listen_with(self, reception: _Reception) -> SocketListener:
-        listener = await self.listen_raw(reception.on_accept, reception.wrap, reception.close)
+        reception = _Reception(self._server, on_accept)
+        listener = await self.listen_raw(on_accept, reception.wrap, reception.close)
         reception.begin(listener.address)
         return listener
 
@@ -196,7 +195,7 @@ class _Reception:
     """The handshakes that one listener is in."""
 
     def __init__(self, context: ssl.SSLContext, on_accept: OnAccept) -> None:
-        self.on_accept = on_accept
+        self._on_accept = on_accept
         self._context = context
         self._pending: PendingHandshakes[_Guest] | None = None
 
@@ -214,14 +213,7 @@ class _Reception:
     def arrived(self, guest: _Guest) -> None:
         assert self._pending is not None
         self._pending.proven(guest)
-        connection = TlsConnection(guest.secured, guest.name)
-        try:
-            self.on_accept(connection)
-        except Exception as error:  # noqa: BLE001  # one connection's trouble
-            connection.abort()
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"on_accept of {guest.name} raised", "exception": error}
-            )
+        hand_over(TlsConnection(guest.secured, guest.name), self._on_accept, guest.name)
 
     def refused(self, guest: _Guest, error: BaseException) -> None:
         assert self._pending is not None
