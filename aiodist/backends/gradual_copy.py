@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 
 from aiodist.backends.polling import until
 from aiodist.completion import T
@@ -25,15 +25,17 @@ async def gradually(
         change(data[start : start + step])
 
 
-async def run_gradually(group: GroupEngine, steps: Generator[None, None, T]) -> T:
-    """Take all ``steps`` and return what they make."""
+async def run_gradually(
+    next_turn: Callable[[], Awaitable[None]], steps: Generator[None, None, T]
+) -> T:
+    """Take all ``steps``, with ``next_turn`` of the loop after each, and return what they make."""
     while True:
         try:
             next(steps)
         except StopIteration as stop:
             made: T = stop.value
             return made
-        await group.next_turn()
+        await next_turn()
 
 
 async def load_gradually(group: GroupEngine, *buffers: Buffer) -> None:

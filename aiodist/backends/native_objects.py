@@ -223,7 +223,7 @@ class NativeObjects:
 
     async def _load(self, envelope: Envelope, parts: list[memoryview], pickle: bool) -> Any:
         steps = self._codec.load_steps(envelope, parts, allow_pickle=pickle)
-        return await run_gradually(self._group, steps)
+        return await run_gradually(self._group.next_turn, steps)
 
     async def _load_all(
         self, envelopes: list[Envelope], parts: list[list[memoryview]], pickle: bool

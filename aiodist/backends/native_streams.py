@@ -23,13 +23,15 @@ import asyncio
 import math
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from aiodist.backends.gradual_copy import run_gradually
 from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError, message_of
-from aiodist.completion import Driver, Pending, T
+from aiodist.completion import Driver, Pending
 from aiodist.errors import (
     DistError,
     InvalidUsageError,
@@ -53,6 +55,8 @@ _LENGTH = struct.Struct("<I")
 BATCH_BYTES = 1 << 16
 BATCH_ITEMS = 64
 """The most short items of one turn of the loop that go in one message."""
+
+_next_turn = partial(asyncio.sleep, 0)
 
 
 class Stream(ObjectStream):
@@ -167,7 +171,7 @@ class Stream(ObjectStream):
                 return
         steps = self._codec.dump_steps(obj, allow_pickle=self._allow_pickle)
         async with self._own_turn():
-            await self._send(await _step_by_step(steps))
+            await self._send(await run_gradually(_next_turn, steps))
 
     async def end(self) -> None:
         async with self._own_turn():  # sends that wait come first
@@ -288,7 +292,7 @@ class Stream(ObjectStream):
         try:
             memory = [part.into for part in parcel.parts if part.into is not None]
             steps = self._codec.load_steps(parcel.envelope, memory, allow_pickle=self._allow_pickle)
-            return await _step_by_step(steps)
+            return await run_gradually(_next_turn, steps)
         except asyncio.CancelledError:
             self._buffer.appendleft((parcel, size))
             size = -1
@@ -376,8 +380,7 @@ class Stream(ObjectStream):
             self._take_room(size)
             parcel = self._messages.parcel(self._to, envelope, number)
             try:
-                for part in parcel.parts:
-                    await part
+                await parcel.arrival()
             except WithdrawnError:  # its send was cancelled
                 self._has_left(size)
                 continue
@@ -447,17 +450,6 @@ class Streams:
         stream.start(None if last is None or last.over.done else last.over)
         self._last[peer, tag] = stream
         return stream
-
-
-async def _step_by_step(steps: Generator[None, None, T]) -> T:
-    """Take all ``steps``, between which the loop turns, and return what they make."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            made: T = stop.value
-            return made
-        await asyncio.sleep(0)
 
 
 def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:

@@ -84,7 +84,7 @@ class Packing:
     async def rest(self, group: GroupEngine) -> Packed:
         """Pack the rest; the loop has its turn between two steps."""
         if self.packed is None:
-            self.packed = await run_gradually(group, self._steps)
+            self.packed = await run_gradually(group.next_turn, self._steps)
         return self.packed
 
 
@@ -344,7 +344,7 @@ class ObjectMessages:
             context.matched(parcel.source)
             try:
                 await parcel.arrival()
-                obj = await run_gradually(self._group, self.loading(parcel, recv.pickle))
+                obj = await run_gradually(self._group.next_turn, self.loading(parcel, recv.pickle))
             except WithdrawnError:
                 context.matched(recv.src)
             except BaseException:
