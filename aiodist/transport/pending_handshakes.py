@@ -50,7 +50,7 @@ class PendingHandshakes(Generic[L]):
 
     def __init__(self, who: str, size: int) -> None:
         """``who``: text for the listener. ``size``: as of `expect`."""
-        self._who = who
+        self.who = who
         self.expect(size)
         self._waiting: dict[L, TurningTimer] = {}
         self._greeted: set[L] = set()
@@ -83,7 +83,7 @@ class PendingHandshakes(Generic[L]):
                     "%s is besieged: more than %d connections at once that have not proven to be "
                     "of this job. The oldest are dropped (see who can reach this host, and name "
                     "another interface in AIODIST_SOCKET_IFNAME)",
-                    self._who,
+                    self.who,
                     self.limit,
                 )
             oldest.abort(DistNetworkError("too many connections at once without a proof"))
@@ -125,7 +125,7 @@ class PendingHandshakes(Generic[L]):
         if self._logged <= MAX_LOGGED:
             last = "; no more of them will be logged" if self._logged == MAX_LOGGED else ""
             why = error or "it closed the connection during the handshake"
-            log.warning("%s turned a stranger away: %s%s", self._who, why, last)
+            log.warning("%s turned a stranger away: %s%s", self.who, why, last)
 
     def close(self, hang_up: Callable[[L], None]) -> None:
         """Drop all pending connections."""

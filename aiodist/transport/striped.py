@@ -82,9 +82,8 @@ class StripedTransport(Transport):
                 way = self._ways[number % len(self._ways)]
                 place = places[number % len(places)]
                 sockets.append(await way.connected_socket(place, deadline))
-            for number, sock in enumerate(
-                sockets
-            ):  # a few bytes fit into every new stream's buffer
+            for number, sock in enumerate(sockets):
+                # A few bytes fit into every new stream's buffer.
                 sock.send(_HELLO.pack(name, number, self._streams))
         except OSError as error:
             _close(sockets)
@@ -138,7 +137,7 @@ class _Listener(Listener):
         self.address = f"{SCHEME}://{','.join(places)}"
         self._listeners = listeners
         self._reception = reception
-        reception.begin(self.address)
+        reception.pending.who = f"the listener at {self.address}"
 
     async def close(self) -> None:
         for listener in self._listeners:
@@ -156,19 +155,15 @@ class _Reception:
 
     def __init__(self, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
-        self._pending: PendingHandshakes[_Guest] | None = None
+        self.pending: PendingHandshakes[_Guest] = PendingHandshakes("a listener", _CROWD)
         self._bundles: dict[tuple[bytes, int], dict[int, _Guest]] = {}
-
-    def begin(self, address: str) -> None:
-        self._pending = PendingHandshakes(f"the listener at {address}", _CROWD)
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         sock.setblocking(False)
         host, port = sock.getpeername()[:2]
         guest = _Guest(sock, f"{SCHEME}://{host}:{port}", self)
-        assert self._pending is not None  # `begin` follows the listeners' start at once
-        self._pending.admit(guest, guest.name)
+        self.pending.admit(guest, guest.name)
 
     def greeted(self, guest: _Guest, hello: bytes) -> None:
         """Add ``guest``, which has told its bundle and number."""
@@ -183,27 +178,24 @@ class _Reception:
         if len(bundle) < count:
             return
         del self._bundles[which]
-        assert self._pending is not None  # as in `wrap`
         for each in bundle.values():
-            self._pending.proven(each)
+            self.pending.proven(each)
         sockets = [sock for _, sock in sorted((n, each.sock) for n, each in bundle.items())]
         connection = StripedConnection(Bundle(sockets), bundle[0].name)
         hand_over(connection, self._on_accept, guest.name)
 
     def refused(self, guest: _Guest, error: BaseException) -> None:
-        assert self._pending is not None  # as in `wrap`
-        self._pending.turned_away(guest, error)
+        self.pending.turned_away(guest, error)
         # Its bundle will never be complete: its other streams are dropped after their timeout.
         self._bundles.pop(guest.bundle, None)
         guest.dismiss()
 
     def close(self) -> None:
-        if self._pending is not None:
-            self._pending.close(_Guest.dismiss)
+        self.pending.close(_Guest.dismiss)
         self._bundles.clear()
 
     def close_in_child(self) -> None:
-        for guest in self._pending or ():
+        for guest in self.pending:
             os.close(guest.sock.detach())
 
 

@@ -54,7 +54,7 @@ class TlsTransport(TcpTransport):
     async def listen(self, on_accept: OnAccept) -> SocketListener:
         reception = _Reception(self._server, on_accept)
         listener = await self.listen_raw(on_accept, reception.wrap, reception.close)
-        reception.begin(listener.address)
+        reception.pending.who = f"the listener at {listener.address}"
         return listener
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
@@ -197,31 +197,24 @@ class _Reception:
     def __init__(self, context: ssl.SSLContext, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
         self._context = context
-        self._pending: PendingHandshakes[_Guest] | None = None
-
-    def begin(self, address: str) -> None:
-        self._pending = PendingHandshakes(f"the listener at {address}", _CROWD)
+        self.pending: PendingHandshakes[_Guest] = PendingHandshakes("a listener", _CROWD)
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         host, port = sock.getpeername()[:2]
         secured = _Secured(self._context, sock, server_side=True)
         guest = _Guest(secured, f"{SCHEME}://{host}:{port}", self)
-        assert self._pending is not None  # `begin` follows the listener's start at once
-        self._pending.admit(guest, guest.name)
+        self.pending.admit(guest, guest.name)
 
     def arrived(self, guest: _Guest) -> None:
-        assert self._pending is not None
-        self._pending.proven(guest)
+        self.pending.proven(guest)
         hand_over(TlsConnection(guest.secured, guest.name), self._on_accept, guest.name)
 
     def refused(self, guest: _Guest, error: BaseException) -> None:
-        assert self._pending is not None
-        self._pending.turned_away(guest, error)
+        self.pending.turned_away(guest, error)
 
     def close(self) -> None:
-        if self._pending is not None:
-            self._pending.close(_Guest.dismiss)
+        self.pending.close(_Guest.dismiss)
 
 
 class _Guest:
