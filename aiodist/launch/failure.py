@@ -21,6 +21,9 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+_ASIDE = re.compile(r"^Exception (?:ignored |in thread ).*\n\Z", re.M)
+"""The line above the traceback of an exception that did not end the process: one in ``__del__``, in a
+callback of its exit, or in another thread."""
 _CONSEQUENCES = re.compile(
     r"^(?:RuntimeError: (?:Got the following error when running the callback: )?)*"  # as torch wraps it
     r"(?:\w+\.)*(?:"
@@ -176,14 +179,22 @@ def describe_status(status: int) -> str:
 
 
 def last_traceback(text: str) -> str | None:
-    """Return the last Python traceback in ``text`` with those it is chained to; None without one."""
-    starts = [match.start() for match in _START.finditer(text)]
+    """Return the last Python traceback in ``text`` with those it is chained to; None without one.
+
+    One that did not end the process counts only where there is no other.
+    """
+    starts: list[int] = []  # of each traceback, without those that are chained to one before
+    before = 0
+    for match in _START.finditer(text):
+        if not text[before : match.start()].rstrip().endswith(_CHAINED):
+            starts.append(match.start())
+        before = match.start()
     if not starts:
         return None
-    first = len(starts) - 1
-    while first > 0 and text[starts[first - 1] : starts[first]].rstrip().endswith(_CHAINED):
-        first -= 1
-    return text[starts[first] :].rstrip()
+    asides = {start: above.start() for start in starts if (above := _ASIDE.search(text, 0, start))}
+    chosen = max((start for start in starts if start not in asides), default=starts[-1])
+    end = min((above for start, above in asides.items() if start > chosen), default=len(text))
+    return text[chosen:end].rstrip()
 
 
 def _exceptions(trace: str) -> list[str]:

@@ -55,6 +55,18 @@ def test_the_last_traceback_is_found_with_its_chain():
     assert last_traceback(f"{PLAIN}\nwent on\n{GROUP}\n") == GROUP
 
 
+@pytest.mark.parametrize(
+    "above", ["Exception ignored in: <function A.__del__ at 0x7f>", "Exception in thread Thread-1:"]
+)
+def test_a_traceback_that_did_not_end_the_process_does_not_hide_the_one_that_did(above):
+    aside = f"{above}\n{CHAINED}"
+    assert last_traceback(f"{LOST}\n{aside}\n{aside}\n") == LOST
+    assert last_traceback(f"{aside}\n{PLAIN}\n") == PLAIN
+    assert last_traceback(f"{aside}\n") == CHAINED
+    assert failure(f"{LOST}\n{aside}\n").is_consequence()
+    assert "KeyError" not in failure(f"{LOST}\n{aside}\n").summary()
+
+
 def test_the_summary_ends_with_the_traceback():
     told = failure(f"noise\n{PLAIN}\n").summary("then ended: rank 0 by SIGTERM").splitlines()
     assert told[0] == (
