@@ -32,11 +32,11 @@ from aiodist.observe.rank_report import (
 from aiodist.observe.recorder import TRACE_VARIABLE
 from aiodist.observe.report_text import summary
 from aiodist.observe.usage import Usage, usage_of
+from aiodist.rendezvous.environments import RUN_VARIABLE
 
 log = logging.getLogger("aiodist")
 
 DUMP_VARIABLE = "AIODIST_DUMP_DIR"
-RUN_VARIABLE = "AIODIST_RUN_ID"
 _LONGEST_NAME = 48
 
 KEPT_OPERATIONS = 128

@@ -16,6 +16,9 @@ from aiodist.rendezvous.slurm import expand_nodelist, job_port, tasks_on_this_no
 
 Environ = Mapping[str, str]
 
+RUN_VARIABLE = "AIODIST_RUN_ID"
+"""The job's name, which the launcher makes. Ranks where it is not set may meet any others."""
+
 
 @dataclass(frozen=True)
 class Number:

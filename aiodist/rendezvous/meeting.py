@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTi
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.rendezvous.agent import torchs_store
 from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost, will_of
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import RUN_VARIABLE, look_around
 from aiodist.rendezvous.meeting_plan import MeetingPlan, plan, plan_with_store
 from aiodist.rendezvous.meeting_stores import MeetingStore, open_place, wrap_store
 from aiodist.store import Store, exchange, leave
@@ -262,14 +262,20 @@ async def _meet(
         await check_alone(place, part, own.rank)
         attendance = Attendance(place, part, own.rank, own.size, patience)
         try:
-            mine = msgpack.packb((own.size, host_identity()))
+            mine = msgpack.packb((own.size, host_identity(), environ.get(RUN_VARIABLE, "")))
             async with attendance.heeding():
                 await attendance.begin(deadline)
-                values = await exchange(
-                    part, own.rank, own.size, mine, deadline, stops=_sizes_differ
-                )
+                values = await exchange(part, own.rank, own.size, mine, deadline, stops=_disagree)
                 place.all_met()
-            hosts = await _own_addresses(own, part, hosts, values)
+            arrived = {rank: msgpack.unpackb(value) for rank, value in enumerate(values) if value}
+            if _disagree([*filter(None, values), mine]):
+                # All ranks find this in the same values; rank 0 keeps the store until they have.
+                await leave(part, own.rank, len(arrived), _farewell(), name=_FAREWELL)
+                raise _disagreement(own, arrived)
+            if hosts is None:
+                # There is no master to find a route to: loopback serves if all ranks are on this host.
+                one_host = len({identity for _, identity, _ in arrived.values()}) == 1
+                hosts = (_LOOPBACK if one_host else default_address(),)
         except BaseException:
             await _end(attendance, place)
             raise
@@ -311,30 +317,29 @@ async def _end(attendance: Attendance, place: MeetingStore) -> None:
             await closing
 
 
-async def _own_addresses(
-    own: MeetingPlan, part: Store, hosts: tuple[str, ...] | None, values: Sequence[bytes]
-) -> tuple[str, ...]:
-    """Return this rank's addresses, if need be from what all ranks stored on their arrival."""
-    others = {rank: msgpack.unpackb(value) for rank, value in enumerate(values) if value}
-    sizes = {rank: size for rank, (size, _) in others.items()}
-    if {*sizes.values(), own.size} != {own.size}:
-        # All ranks find this in the same values; rank 0 keeps the store until they have.
-        await leave(part, own.rank, len(sizes), _farewell(), name=_FAREWELL)
-        told = ", ".join(f"rank {rank}: {size}" for rank, size in sizes.items())
-        raise InvalidUsageError(
-            f"the ranks were told different world sizes ({told}; this is rank {own.rank}, told "
-            f"{own.size} by {own.source}): give every rank the same"
+def _disagreement(
+    own: MeetingPlan, arrived: Mapping[int, tuple[int, str, str]]
+) -> InvalidUsageError:
+    """Return the error for what `_disagree` has found. ``arrived``: what each rank published."""
+    jobs = {rank: job for rank, (_, _, job) in arrived.items() if job}
+    if len(set(jobs.values())) > 1:
+        told = ", ".join(f"rank {rank}: {job}" for rank, job in jobs.items())
+        return InvalidUsageError(
+            f"ranks of different jobs have met ({RUN_VARIABLE} of {told}; this is rank {own.rank}): "
+            "give each job a port, file or store of its own, or all ranks of one job the same "
+            f"{RUN_VARIABLE}"
         )
-    if hosts is not None:
-        return hosts
-    # There is no master to find a route to: loopback serves if all ranks are on this host.
-    one_host = len({identity for _, identity in others.values()}) == 1
-    return (_LOOPBACK if one_host else default_address(),)
+    told = ", ".join(f"rank {rank}: {size}" for rank, (size, _, _) in arrived.items())
+    return InvalidUsageError(
+        f"the ranks were told different world sizes ({told}; this is rank {own.rank}, told "
+        f"{own.size} by {own.source}): give every rank the same"
+    )
 
 
-def _sizes_differ(values: Collection[bytes]) -> bool:
-    """Return whether ranks that have arrived were told different world sizes."""
-    return len({msgpack.unpackb(value)[0] for value in values}) > 1
+def _disagree(values: Iterable[bytes]) -> bool:
+    """Return whether ranks that have arrived are of different jobs, or were told different world sizes."""
+    sizes, _, jobs = zip(*map(msgpack.unpackb, values), strict=True)
+    return len(set(sizes)) > 1 or len({*jobs} - {""}) > 1
 
 
 def host_identity() -> str:

@@ -351,6 +351,18 @@ async def test_a_rank_0_that_was_told_more_does_not_wait_for_ranks_that_never_co
         assert f"this is rank {rank}, told {told[rank]} by" in str(error)
 
 
+async def test_ranks_of_two_jobs_do_not_meet(port: int) -> None:
+    # Two launchers that got one secret and one port: the store of the one may let in ranks of the other.
+    url = f"tcp://127.0.0.1:{port}"
+    runs = [{"AIODIST_RUN_ID": name} for name in ("one", "two", "")]
+    met = (meet(url, rank, 3, environ=runs[rank]) for rank in range(3))
+    results = await asyncio.gather(*met, return_exceptions=True)
+    assert [type(error) for error in results] == [InvalidUsageError] * 3
+    assert "(AIODIST_RUN_ID of rank 0: one, rank 1: two; this is rank 2)" in str(results[2])
+    same = await all_meet(2, url, environ=runs[0])
+    await asyncio.gather(*(each.close() for each in same))
+
+
 async def test_a_port_in_use() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
