@@ -373,9 +373,11 @@ class World:
         return kind == COLLECTIVE and known.is_over(sequence)
 
     def late_message(self, key: Key, src: int, meta: bytes, length: int) -> None:
-        known = self._groups.get(key[1])
-        if known is not None:
-            known.late_message(key[2], src, meta, length)
+        kind, group, sequence = key
+        known = self._groups.get(group)
+        # Of another kind it is a message with a tag, to a group that has a successor.
+        if known is not None and kind == COLLECTIVE:
+            known.late_message(sequence, src, meta, length)
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
         known = self._groups.get(group)
