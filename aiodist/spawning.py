@@ -6,6 +6,7 @@ Importing this module does not import torch; calling `spawn` does.
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
 import pickle
 import sys
@@ -141,7 +142,10 @@ def _reports_another_rank(context: ProcessContext, index: int) -> bool:
 def _become_rank(
     i: int, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, shared: dict[str, str]
 ) -> None:
-    """Runs in the child."""
+    """Runs in the child, after torch has asked the kernel to end it with its parent."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        return  # it was killed before torch asked, for example while this process imported torch
     own = rank_environment(rank=i, local_rank=i, world_size=nprocs, local_world_size=nprocs)
     call_as_rank(fn, (i, *args), shared | own)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -158,6 +159,28 @@ def test_without_join_the_context_holds_the_reservation(tmp_path):
     assert gone() is None
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", port))
+
+
+def test_a_process_that_begins_after_the_end_of_its_parent_does_nothing(tmp_path):
+    reading, writing = os.pipe()  # its end comes when all that inherited the other side have ended
+    parent = os.fork()
+    if not parent:
+        try:
+            me = os.getpid()
+
+            def wait_for_its_end() -> None:
+                while os.getppid() == me:
+                    time.sleep(0.01)
+
+            os.register_at_fork(after_in_child=wait_for_its_end)
+            spawn(note, (str(tmp_path), ""), 1, join=False, start_method="fork")
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writing)
+    os.waitpid(parent, 0)
+    with open(reading, "rb") as stream:
+        assert stream.read() == b""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_users_secret_stays(tmp_path, monkeypatch):
