@@ -113,7 +113,7 @@ class SimulatedShm:
         self._memory.changed()
 
     def turn(self) -> None:
-        """Serve others: there is nobody else in a simulated loop."""
+        """Return None: no other callback waits in a simulated loop."""
 
     # -- waiting
 
