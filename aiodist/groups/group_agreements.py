@@ -50,7 +50,7 @@ class GroupAgreements:
         ``seconds``, and PeerLostError if the others count this rank as lost. Cancelled or timed out,
         this rank still takes part, and its next call is about the same agreement.
         """
-        self._check_not_given_up()
+        self._check_not_lost()
         number = self._number
         self._leads[number] = lead
         agreement = self._agreement(number)
@@ -63,7 +63,7 @@ class GroupAgreements:
         except TimeoutError:
             raise self._timeout(operation, agreement, seconds) from None
         if agreement.decision is None:
-            self._check_not_given_up()
+            self._check_not_lost()
         self._number = number + 1
         for numbered in (self._agreements, self._decided, self._leads):
             numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
@@ -95,7 +95,7 @@ class GroupAgreements:
         for each in list(self._agreements.values()):
             each.lost(rank)
 
-    def _check_not_given_up(self) -> None:
+    def _check_not_lost(self) -> None:
         """Raise PeerLostError if the others count this rank as lost."""
         if (error := self._group.endpoint.given_up) is not None:
             raise error.again()

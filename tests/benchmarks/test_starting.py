@@ -52,7 +52,6 @@ def test_the_page_is_the_same_after_a_round_trip(tmp_path: Path) -> None:
     assert render(load(tmp_path / "starting.json"), "starting.json") == page
 
 
-@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_ranks_of_numpy_import_no_torch() -> None:
     report = run([2], 1, [ASYNC, BLOCKING, ALONE])

@@ -55,7 +55,6 @@ def test_figures(capsys: pytest.CaptureFixture[str]) -> None:
                     print(f"| {way} | {nbytes} | {name} | {times} | {speed} | {ratio} |")
 
 
-@pytest.mark.extended
 def test_the_script_runs_without_a_gpu() -> None:
     figures = measure("memfd", 1 << 16, 2)
     assert {name: len(seconds) for name, seconds in figures.items()} == {
