@@ -58,10 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _drop_unasked(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = config.option.markexpr
     unasked = [mark for mark in BY_REQUEST if mark not in asked]
-    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in unasked)]
+    dropped = {item for item in items if any(item.get_closest_marker(mark) for mark in unasked)}
     if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in set(dropped)]
+        config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
 
 
 def _scale_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
