@@ -90,7 +90,8 @@ async def grow(
     Args:
         store: The store that the newcomers pass to `rejoin`; None is that of ``aiodist run
             --max-restarts``.
-        ranks: Global ranks to wait for. A member that has died counts as one to wait for.
+        ranks: Global ranks to wait for. A member that has died counts as one to wait for. One that
+            dies while newcomers come in is left out: then all, newcomers too, call it again.
         timeout: How long to wait for ``ranks``: seconds or a timedelta; None is the group's
             timeout.
 
