@@ -108,7 +108,7 @@ class Memory(_Ending):
     @property
     def data(self) -> bytes:
         """What is in the memory so far."""
-        return bytes(self._memory[: self._at])
+        return bytes(memoryview(self._memory)[: self._at])
 
     def get_buffer(self) -> memoryview:
         left = self._size - self._at

@@ -6,6 +6,7 @@ Only an all_to_all, and lists of results that share memory, are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,14 @@ Case = Callable[[int, int], tuple[dist.Work[None], Sequence[Array], Sequence[Arr
 """By rank and length of a block: the operation, its results, and what they must be."""
 
 
+@cache
+def steps(count: int) -> Array:
+    return np.resize(np.arange(4093, dtype=np.float32), count)
+
+
 def block(rank: int, part: int, count: int) -> Array:
     """What ``rank`` has for ``part``, whose sums are exact."""
-    return np.arange(count, dtype=np.float32) % 4093 + 4096 * (SIZE * rank + part)
+    return steps(count) + np.float32(4096 * (SIZE * rank + part))
 
 
 def blocks(rank: int, count: int) -> Array:
