@@ -9,6 +9,7 @@ and ends as the script has ended. If that process is killed, the script is kille
 from __future__ import annotations
 
 import array
+import atexit
 import gc
 import json
 import os
@@ -19,9 +20,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 CLIENT = Path(__file__).with_name("warm_python_client.py")
 REPOSITORY = Path(__file__).parents[1]
@@ -118,6 +120,27 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
             written.reconfigure(write_through=True)  # type: ignore[union-attr]
 
 
+def _run(arguments: list[str]) -> None:
+    sys.argv = arguments
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _end(code: int) -> NoReturn:
+    """End as Python does, as far as a script notices: it would also take torch apart, for half a second."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    gc.collect()  # what is dropped unclosed warns
+    for written in (sys.stdout, sys.stderr):
+        written.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     import torch
 
@@ -128,11 +151,10 @@ if __name__ == "__main__":
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch's compiler
     gc.freeze()  # so that the end of a fork does not look at what it has from here
 
-    sys.argv = serve(sys.argv[1]) or []
-    if sys.argv[0] == "-m":
-        sys.path[0] = os.getcwd()
-        sys.argv = sys.argv[1:]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(sys.argv[0]).parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        _run(serve(sys.argv[1]) or [])
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        _end(end.code or 0)
+    _end(0)
