@@ -229,7 +229,8 @@ class _Guest:
 
     def dismiss(self) -> None:
         self._task.cancel()
-        self.sock.close()
+        # Once it is closed, another socket may get its descriptor, which the task still watches.
+        self._task.add_done_callback(lambda _: self.sock.close())
 
 
 def _close(sockets: Sequence[socket.socket]) -> None:

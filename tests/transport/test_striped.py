@@ -18,7 +18,9 @@ from aiodist.testing.sinks import Memory, Sent
 from aiodist.transport import pending_handshakes
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.bundle import BLOCK_BYTES, Bundle
+from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.striped import _HELLO, StripedTransport
+from tests.limits import scaled, until
 
 HOST = "127.0.0.1"
 TCP_INFO = 11  # Linux's number
@@ -142,6 +144,31 @@ async def test_strangers_are_turned_away(
     await listener.close()
     assert not accepted
     assert "turned a stranger away" in caplog.text
+
+
+async def test_a_descriptor_of_a_refused_stream_serves_the_next_connection() -> None:
+    listener = await StripedTransport([HOST], 2).listen(lambda connection: None)
+    host, _, port = listener.address.partition("://")[2].partition(":")
+    with socket.create_connection((host, int(port))):
+        pending = listener._reception.pending  # type: ignore[attr-defined]
+        await until(lambda: len(pending) == 1)
+        await asyncio.sleep(0)  # it waits for the greeting
+        (guest,) = pending
+        guest.abort(DistNetworkError("late"))
+        first, second = socket.socketpair()  # they may get the descriptor of that stream
+        ours = SocketConnection(first, "unix", "the other end")
+        theirs = SocketConnection(second, "unix", "the first end")
+        memories = Memory(5), Memory(5)
+        ours.start(memories[0])
+        theirs.start(memories[1])
+        ours.send([b"hello"])
+        theirs.send([b"hello"])
+        async with asyncio.timeout(scaled(5)):
+            for memory in memories:
+                await memory.full()
+        ours.abort()
+        theirs.abort()
+    await listener.close()
 
 
 async def test_the_error_counts_the_streams() -> None:
