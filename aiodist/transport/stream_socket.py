@@ -111,8 +111,9 @@ class SocketConnection(CallbackConnection):
                 self._end(error)
                 return
             budget -= count
-            # A short read has emptied the socket, so another call would find nothing.
-            if (count < size and not self._broken) or budget <= 0:
+            # A short read has emptied the socket, so another call would find nothing. A connection
+            # that is broken ends after this, so all that has arrived is read.
+            if (count < size or budget <= 0) and not self._broken:
                 if self._may_miss_the_end and self._receiver is not None and self._ends_behind():
                     self._loop.call_soon(self._read_on)
                 return

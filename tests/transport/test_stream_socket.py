@@ -119,6 +119,20 @@ async def test_the_last_bytes_of_a_lost_peer_are_read_before_a_failed_send_is_re
     assert len(sink.ends) == 1
 
 
+async def test_all_bytes_of_a_lost_peer_are_read_however_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_socket, "READ_BUDGET", 1000)  # of one turn
+    connection, theirs = socket_pair()
+    memory = Memory(50_000, pieces=(500,))
+    connection.start(memory)
+    theirs.sendall(bytes(50_000))
+    theirs.close()
+    connection.send([b"hello"])  # EPIPE at once
+    await memory.ended()
+    assert len(memory.data) == 50_000
+
+
 async def test_a_failed_send_before_start_is_reported_at_start() -> None:
     connection, theirs = socket_pair()
     theirs.close()
