@@ -340,15 +340,19 @@ class Endpoint:
             await self._leave(Departure(seconds))
         finally:
             await self._stop_listening()  # a cancelled `_leave` may not have come so far
+            for peer in self._peers.values():
+                for handle in (peer.doubt, peer.watch, peer.connecting):
+                    if handle is not None:
+                        handle.cancel()
             for connection in self.connections():  # those that did not end in time
                 connection.abort()
             self._closing_streams.cut_short()
-            if self._heartbeat is not None:
-                await self._heartbeat.close()
             self.inbox.close()
             if self.memory is not None:
                 self._loop.remove_reader(self.memory.doorbell.fd)
             self.shm_progress.close()
+            if self._heartbeat is not None:  # last: it takes time, and may be cancelled once more
+                await self._heartbeat.close()
 
     async def _leave(self, leaving: Departure) -> None:
         # Messages sent before their connection was up still go out, above all the reasons of
@@ -357,9 +361,6 @@ class Endpoint:
         await self.shm_progress.clear(leaving.remaining())
         await self._stop_listening()
         for peer in self._peers.values():
-            for handle in (peer.doubt, peer.watch):
-                if handle is not None:
-                    handle.cancel()
             if peer.error is None:
                 peer.error = peer_lost(peer.rank_info, "this rank has left")
                 if peer.outbox.connection is not None:

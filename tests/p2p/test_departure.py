@@ -14,6 +14,8 @@ from aiodist.links.rank_info import RankInfo
 from aiodist.p2p import endpoint as endpoint_module
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.link import Link
+from aiodist.shm.shared_memory import MIN_BYTES, SharedMemory
+from aiodist.testing.check_transport import turns
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.wire.frames import Key
@@ -143,6 +145,51 @@ class Met:
         link.start(0)
         await proven
         return far, stream
+
+
+async def test_a_leaving_rank_makes_no_connection_behind_its_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport, arrived = InprocTransport(InprocHub()), list[Connection]()
+    silent = await transport.listen(arrived.append)
+    endpoint = Endpoint(0, 2, [transport], EndpointEvents())  # type: ignore[arg-type]
+    rank_info = await endpoint.open()
+    endpoint.meet([rank_info, RankInfo(1, "host", "id", 1, (silent.address,))], KEY)
+
+    async def clear(seconds: float) -> None:
+        endpoint.wake(1, 0)  # as the news of a failed operation would be sent, which comes just now
+        await until(lambda: bool(arrived))
+
+    monkeypatch.setattr(endpoint.shm_progress, "clear", clear)
+    await endpoint.close()
+    await turns(5)
+    assert endpoint.peer(1).connecting is None
+    await silent.close()
+
+
+async def test_a_close_that_is_cancelled_twice_releases_the_shared_memory() -> None:
+    heartbeat, memory = Heartbeat(), SharedMemory.create(0, MIN_BYTES)
+    waits = asyncio.Event()
+
+    async def never() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    heartbeat.close = never  # type: ignore[method-assign]
+    make: Any = Endpoint
+    endpoint = make(
+        0, 2, [InprocTransport(InprocHub())], EndpointEvents(), heartbeat=heartbeat, memory=memory
+    )
+    rank_info = await endpoint.open()
+    endpoint.meet([rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
+    closing = asyncio.create_task(endpoint.close())
+    for _ in range(2):
+        await waits.wait()
+        waits.clear()
+        closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    assert memory.doorbell.fd < 0
 
 
 async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
