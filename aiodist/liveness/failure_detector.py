@@ -79,6 +79,7 @@ class FailureDetector:
         self._listeners: list[Listener] = []
         self._lines: dict[int, HeartbeatConnection] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
+        self._dialled: set[HeartbeatConnection] = set()  # whose handshakes are under way
         self._closing_streams = ClosingStreams(_FAREWELL_SECONDS)
         self._heartbeats: dict[int, tuple[float, str]] = {}  # the last one of each neighbour
         self._endings: dict[int, str] = {}  # why the connection of a rank ended, by rank
@@ -165,7 +166,7 @@ class FailureDetector:
 
     def close_in_child(self) -> None:
         """Release in a forked child what it inherited; the parent's connections stay open."""
-        lines = [*self._lines.values(), *self._returned.values(), *self._pending]
+        lines = [*self._lines.values(), *self._returned.values(), *self._pending, *self._dialled]
         for connection in [*self._early, *(line.connection for line in lines)]:
             connection.close_in_child()
         for listener in self._listeners:
@@ -387,7 +388,11 @@ class FailureDetector:
     async def _connect(self, rank: int, transport: Transport, address: str) -> None:
         connection = await transport.connect(address, Deadline(self._timeout))
         line = HeartbeatConnection(self, connection, Handshake(self._key, self.rank, self.size, 0))
-        await introduce(line, rank, self._timeout)
+        self._dialled.add(line)
+        try:
+            await introduce(line, rank, self._timeout)
+        finally:
+            self._dialled.discard(line)
 
     def _accept(self, connection: Connection) -> None:
         if self._over:

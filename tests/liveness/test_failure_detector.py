@@ -18,10 +18,11 @@ from aiodist.liveness.heartbeat_connection import HeartbeatConnection
 from aiodist.liveness.loss_notice import MAX_TEXT, LossNotice
 from aiodist.liveness.watch_ring import neighbours, ring_order
 from aiodist.testing.faults import Faults, FaultyTransport
+from aiodist.testing.sinks import Memory
 from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.tcp import TcpTransport
 from aiodist.wire.frames import FrameType, decode, encode
-from tests.limits import until
+from tests.limits import scaled, until
 
 KEY = b"k" * 32
 PATIENT = 600.0
@@ -339,6 +340,23 @@ async def test_a_rank_that_leaves_while_it_dials_is_no_stranger(
         await until(lambda: all(complete(rank, gone) for rank in rest))
     assert caplog.text == ""
     assert all(rank.reports == [] for rank in ranks)
+
+
+async def test_a_child_closes_a_connection_whose_handshake_is_under_way() -> None:
+    arrived: asyncio.Queue[Connection] = asyncio.Queue()
+    far = await TcpTransport("127.0.0.1").listen(arrived.put_nowait)  # has not met, and is silent
+    rank = Rank(0, 2, PATIENT)
+    addresses = [await rank.open(), (far.address,)]
+    rank.meet([RankInfo(n, "host", "id", 1, (), where) for n, where in enumerate(addresses)])
+    connection, memory = await arrived.get(), Memory(1 << 20)
+    connection.start(memory)
+    await until(lambda: memory.data)  # the first words of the handshake
+    rank.detector.close_in_child()  # as the fork's child calls it, where it is the only end left
+    async with asyncio.timeout(scaled(10)):
+        await memory.ended()
+    await far.close()
+    for task in rank.detector._dialling.values():
+        task.cancel()
 
 
 def test_a_notice_travels_whole_and_bounded() -> None:
