@@ -83,12 +83,12 @@ class Connector:
     async def _try_addresses(
         self, peer: Peer, own: RankInfo, limit: float
     ) -> dict[str, DistError] | None:
-        deadline = Deadline(CONNECT_SECONDS)
         tried: dict[str, DistError] = {}
         for address in peer.rank_info.addresses:
             if not reachable_at(address, peer.rank_info, own, self._transports):
                 continue
             transport = self._transports[address.partition(":")[0]]
+            deadline = Deadline(CONNECT_SECONDS)
             try:
                 await self._dial(peer, await transport.connect(address, deadline), limit)
             except DistError as error:

@@ -31,7 +31,7 @@ from aiodist.transport.connecting import UnansweredError
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.tcp import TcpTransport
 from aiodist.wire.handshake import Handshake
-from tests.limits import until
+from tests.limits import scaled, until
 from tests.p2p.test_departure import KEY, EndpointEvents, Far
 
 
@@ -40,6 +40,8 @@ class Meeting:
 
     def __init__(self, transport: InprocTransport | TcpTransport) -> None:
         self.transport = transport
+        self.ways: list[InprocTransport] = []
+        """Rank 0's other transports, by which it tries to connect first."""
         self.events = EndpointEvents()
         self.arrived: list[Connection] = []
         self.answers: Callable[[int], bool] = lambda number: True
@@ -47,9 +49,11 @@ class Meeting:
 
     async def open(self) -> Endpoint:
         listener = await self.transport.listen(self._accept)
-        self.endpoint = Endpoint(0, 2, [self.transport], self.events)  # type: ignore[arg-type]
+        ways = [*self.ways, self.transport]
+        self.endpoint = Endpoint(0, 2, ways, self.events)  # type: ignore[arg-type]
         rank_info = await self.endpoint.open()
-        other = RankInfo(1, "host", "id", 1, (listener.address,))
+        addresses = *(f"{way.scheme}:1" for way in self.ways), listener.address
+        other = RankInfo(1, "host", "id", 1, addresses)
         self.endpoint.meet([rank_info, other], KEY)
         self._listener = listener
         return self.endpoint
@@ -164,6 +168,39 @@ async def test_a_child_closes_a_connection_whose_handshake_is_under_way() -> Non
     connecting.cancel()
     await asyncio.gather(connecting, return_exceptions=True)
     await meeting._listener.close()
+
+
+class SlowTransport(InprocTransport):
+    """Answers at no address, until the deadline has passed."""
+
+    scheme = "slow"
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        await asyncio.sleep(deadline.remaining())
+        raise UnansweredError(f"timed out connecting to {address}")
+
+
+class HastyTransport(InprocTransport):
+    """Needs time to connect, as every transport does."""
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        if deadline.expired():
+            raise UnansweredError(f"timed out connecting to {address}")
+        return await super().connect(address, deadline)
+
+
+async def test_an_address_that_does_not_answer_leaves_the_next_one_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connector, "CONNECT_SECONDS", 0.05)
+    hub = InprocHub()
+    meeting = Meeting(HastyTransport(hub))
+    meeting.ways = [SlowTransport(hub)]
+    endpoint = await meeting.open()
+    endpoint.reach(1)
+    async with asyncio.timeout(scaled(5)):
+        await until(lambda: endpoint.connected(1))
+    await meeting.close()
 
 
 def failed(cause: BaseException | None, error: type[DistError] = DistNetworkError) -> DistError:
