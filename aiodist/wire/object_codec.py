@@ -22,7 +22,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from aiodist.completion import T
-from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.errors import DistError, InvalidUsageError, ProtocolError
 from aiodist.wire.object_decoder import Decoder
 from aiodist.wire.object_encoder import MAX_DEPTH, Encoder, Extension, RefusedError, Row
 from aiodist.wire.registered_types import TypeRegistry
@@ -143,6 +143,8 @@ class ObjectCodec:
                 steps[_MOST_STEPS // 2 : -_MOST_STEPS // 2] = ["..."]
             path = name + "".join(steps)
             raise refused.error(f"{path} {refused.reason}") from refused.__cause__
+        except DistError:  # which is a RuntimeError, too
+            raise
         except RuntimeError as exc:  # of a dict or set that has lost or gained elements
             raise InvalidUsageError(
                 f"{name} must not change before it has been sent: {exc}"

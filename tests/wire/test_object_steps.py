@@ -198,6 +198,19 @@ def test_a_dict_that_changes_between_steps_is_refused() -> None:
         finished(steps)
 
 
+class Huge(bytes):
+    """Bytes that say that they are more than msgpack takes."""
+
+    def __len__(self) -> int:
+        return 1 << 32
+
+
+def test_a_part_that_is_too_long_is_not_called_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pickle.dumps", lambda obj: Huge())
+    with pytest.raises(InvalidUsageError, match=r"^the object does not fit into a message: EXT"):
+        CODEC.dumps([Huge], allow_pickle=True)
+
+
 leaves = st.none() | st.integers() | st.text(max_size=20) | st.binary(max_size=20)
 trees = st.recursive(
     leaves,
