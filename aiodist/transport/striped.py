@@ -23,7 +23,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.bundle import Bundle
 from aiodist.transport.callbacks import hand_over
-from aiodist.transport.connecting import readable
+from aiodist.transport.connecting import readable, within
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, set_options
@@ -78,13 +78,21 @@ class StripedTransport(Transport):
         name = os.urandom(16)
         sockets: list[socket.socket] = []
         try:
-            for number in range(self._streams):
-                way = self._ways[number % len(self._ways)]
-                place = places[number % len(places)]
-                sockets.append(await way.connected_socket(place, deadline))
+            async with within(deadline):  # one limit, of the time in which the loop turns
+                for number in range(self._streams):
+                    way = self._ways[number % len(self._ways)]
+                    place = places[number % len(places)]
+                    sockets.append(await way.connected_socket(place, Deadline.never()))
             for number, sock in enumerate(sockets):
                 # A few bytes fit into every new stream's buffer.
                 sock.send(_HELLO.pack(name, number, self._streams))
+        except TimeoutError as error:
+            _close(sockets)
+            raise DistNetworkError(
+                f"cannot connect to {address}: of {self._streams} streams, number {len(sockets)} "
+                f"timed out after {deadline.timeout} s: the host does not answer (is it up, and does "
+                "a firewall allow these ports?)"
+            ) from error
         except OSError as error:
             _close(sockets)
             raise DistNetworkError(

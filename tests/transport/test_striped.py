@@ -7,17 +7,19 @@ import contextlib
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.testing.check_transport import pattern
+from aiodist.testing.check_transport import pattern, turns
 from aiodist.testing.sinks import Memory, Sent
-from aiodist.transport import pending_handshakes
+from aiodist.transport import pending_handshakes, tcp
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.bundle import BLOCK_BYTES, Bundle
+from aiodist.transport.connecting import connect_socket
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.striped import _HELLO, StripedTransport
 from tests.limits import scaled, until
@@ -168,6 +170,47 @@ async def test_a_descriptor_of_a_refused_stream_serves_the_next_connection() -> 
                 await memory.full()
         ours.abort()
         theirs.abort()
+    await listener.close()
+
+
+async def test_time_in_which_the_loop_stands_still_is_no_time_to_connect_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connects = 0
+
+    async def slow(sock: socket.socket, address: object) -> None:
+        nonlocal connects
+        connects += 1
+        if connects == 2:
+            await turns(50)  # as over a network
+        await connect_socket(sock, address)
+        if connects == 1:
+            time.sleep(0.2)  # noqa: ASYNC251  # the program computes
+
+    monkeypatch.setattr(tcp, "connect_socket", slow)
+    transport = StripedTransport([HOST], 2)
+    listener = await transport.listen(lambda connection: connection.abort())
+    connection = await transport.connect(listener.address, Deadline(0.1))
+    connection.abort()
+    await listener.close()
+
+
+async def test_a_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    connects = 0
+
+    async def silent(sock: socket.socket, address: object) -> None:
+        nonlocal connects
+        connects += 1
+        if connects == 2:
+            await asyncio.Event().wait()
+        await connect_socket(sock, address)
+
+    monkeypatch.setattr(tcp, "connect_socket", silent)
+    transport = StripedTransport([HOST], 3)
+    listener = await transport.listen(lambda connection: connection.abort())
+    with pytest.raises(DistNetworkError, match=r"of 3 streams, number 1 .* after 0.05 s") as caught:
+        await transport.connect(listener.address, Deadline(0.05))
+    assert isinstance(caught.value.__cause__, TimeoutError)
     await listener.close()
 
 
