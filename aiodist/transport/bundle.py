@@ -46,10 +46,6 @@ class Bundle:
         """Return an option of the socket whose turn it is to be read."""
         return self._sockets[self._reading].getsockopt(level, name)
 
-    def settimeout(self, seconds: float) -> None:
-        for sock in self._sockets:
-            sock.settimeout(seconds)
-
     def setsockopt(self, level: int, name: int, value: int | bytes) -> None:
         for sock in self._sockets:
             sock.setsockopt(level, name, value)
@@ -105,10 +101,6 @@ class Bundle:
             views = rest
         return total
 
-    def sendall(self, data: memoryview) -> None:
-        while data:
-            data = data[self.send(data) :]
-
     def shutdown(self, how: int) -> None:
         for sock in self._sockets:
             sock.shutdown(how)
@@ -123,12 +115,6 @@ class Bundle:
         for sock in others:
             os.close(sock.detach())
         return first.detach()
-
-    def __enter__(self) -> Bundle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _split(views: list[memoryview], room: int) -> tuple[list[memoryview], int, list[memoryview]]:

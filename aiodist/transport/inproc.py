@@ -202,15 +202,11 @@ class InprocConnection(CallbackConnection):
             return
         self._finish(self._closed_error())
 
-    def close_now(self, timeout: float = 0.0) -> None:
-        """Close without a loop. Both ends live in this process, so there is nothing to wait for."""
+    def close_in_child(self) -> None:
+        """Drop the stream in a forked child, which has its own copy of both ends."""
         self._closed = self._finished = True
         self._receiver = None
         self._queue.clear()
-
-    def close_in_child(self) -> None:
-        """Drop the stream in a forked child, which has its own copy of both ends."""
-        self.close_now()
 
     def _finish(self, error: BaseException) -> None:
         self._finished = True

@@ -104,17 +104,12 @@ class SocketListener(Listener):
         self._resume = self._loop.call_later(PAUSE_SECONDS, self._watch)
 
     async def close(self) -> None:
-        self.close_now()
-
-    def close_now(self) -> None:
-        """Close without a running loop, for interpreter exit."""
         if self._closed:
             return
         self._closed = True
         if self._resume is not None:
             self._resume.cancel()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         if self._on_closed is not None:
             self._on_closed()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -306,30 +305,6 @@ class SocketConnection(CallbackConnection):
             self._release()
             self._fail_queue(self._closed_error())
 
-    def close_now(self, timeout: float = 0.2) -> None:
-        """Close without a loop, at interpreter exit: best effort, at most ``timeout`` seconds.
-
-        Queued data is sent as far as time allows; on_sent is not called for it.
-        """
-        if self._state == _CLOSED:
-            return
-        queue = [view for view, _ in self._queue]
-        broken = self._broken
-        self._queue.clear()
-        self._unwatch()
-        end = time.monotonic() + timeout
-        with suppress(OSError), self._sock as sock:
-            if not broken:
-                for view in queue:
-                    sock.settimeout(max(end - time.monotonic(), 0.001))
-                    sock.sendall(view)
-            sock.shutdown(socket.SHUT_WR)
-            scratch = bytearray(1 << 16)
-            while (left := end - time.monotonic()) > 0:
-                sock.settimeout(left)
-                if sock.recv_into(scratch) == 0:
-                    break
-
     def close_in_child(self) -> None:
         """Close the descriptor in a forked child; the parent's stream stays open.
 
@@ -357,18 +332,15 @@ class SocketConnection(CallbackConnection):
         self._fail_queue(error or self._ended_error())
 
     def _release(self) -> None:
-        self._unwatch()
-        self._sock.close()
-        self._wake()
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
-
-    def _unwatch(self) -> None:
         self._state = _CLOSED
         self._receiver = None
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._out)
+        self._sock.close()
+        self._wake()
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
 
     # Telling
 

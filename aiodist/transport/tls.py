@@ -129,12 +129,6 @@ class _Secured:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ssl, name)
 
-    def __enter__(self) -> _Secured:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ssl.close()
-
     async def handshake(self) -> None:
         """Raises OSError, of which ssl.SSLError is one."""
         while True:

@@ -21,7 +21,7 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
-from aiodist.testing.check_transport import connected, pattern, turns
+from aiodist.testing.check_transport import connected, turns
 from aiodist.testing.sinks import Memory, Sent, Sink
 from aiodist.transport import socket_listener, stream_socket
 from aiodist.transport.base_transport import Connection, Transport
@@ -29,7 +29,6 @@ from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, parse_address
 from aiodist.transport.unix import UnixTransport
-from tests.limits import scaled
 
 
 def socket_pair() -> tuple[SocketConnection, socket.socket]:
@@ -253,36 +252,6 @@ async def test_a_listener_closed_in_a_forked_child_goes_on_in_the_parent() -> No
     (await accepted.get()).abort()
     connection.abort()
     await listener.close()
-
-
-async def test_close_now_sends_what_is_queued_without_the_loop() -> None:
-    connection, theirs = socket_pair()
-    data = pattern(600_000)
-    connection.send([data])
-    child = os.fork()  # a reader that does not need our thread
-    if child == 0:
-        try:
-            connection.close_in_child()
-            got = bytearray()
-            while part := theirs.recv(1 << 16):
-                got += part
-            os._exit(0 if got == data else 1)
-        finally:
-            os._exit(2)
-    theirs.close()
-    connection.close_now(timeout=scaled(5))
-    assert exit_status(child) == 0
-    connection.close_now()
-    connection.abort()
-
-
-async def test_close_now_gives_up_when_the_peer_does_not_read() -> None:
-    ours, theirs = socket.socketpair()
-    connection = SocketConnection(ours, "unix", "the other end")
-    connection.send([bytes(16 << 20)])
-    connection.close_now(timeout=0.02)
-    assert ours.fileno() == -1
-    theirs.close()
 
 
 async def test_close_tells_the_other_side_and_ends_when_it_ends(

@@ -47,7 +47,7 @@ def until_blocked(call: Callable[[], int]) -> int:
 
 def test_blocks_go_round_and_a_full_socket_holds_the_next_one_back() -> None:
     ours, theirs = pairs(2)
-    with Bundle(ours) as out, Bundle(theirs) as into:
+    with contextlib.closing(Bundle(ours)) as out, contextlib.closing(Bundle(theirs)) as into:
         data = bytes(range(256)) * (BLOCK_BYTES // 256)
         assert (
             out.sendmsg([b"head", memoryview(data)[: BLOCK_BYTES - 4], b"tail"]) == BLOCK_BYTES + 4
@@ -67,8 +67,8 @@ def test_blocks_go_round_and_a_full_socket_holds_the_next_one_back() -> None:
 
 def test_the_end_comes_after_the_last_byte() -> None:
     ours, theirs = pairs(3)
-    with Bundle(theirs) as into, Bundle(ours) as out:
-        out.sendall(memoryview(bytes(2 * BLOCK_BYTES + 5))[: BLOCK_BYTES + 5])
+    with contextlib.closing(Bundle(theirs)) as into, contextlib.closing(Bundle(ours)) as out:
+        assert out.send(bytes(BLOCK_BYTES + 5)) == BLOCK_BYTES + 5
         out.shutdown(socket.SHUT_WR)
         buffer = bytearray(2 * BLOCK_BYTES)
         assert into.recv_into(buffer) == BLOCK_BYTES + 5
