@@ -43,10 +43,11 @@ class HeartbeatDeadlines:
 
         A check that comes late was delayed: this process was stopped, or a computation held the
         interpreter. The process could not read meanwhile, so that time is added to every deadline.
+        No rank gets more time than if it had been heard now: it may be watched since then.
         """
         gap = now - self._looked
         self._looked = now
         if gap > 2 * self._interval:
-            for rank in self._limits:
-                self._limits[rank] += gap - self._interval
+            for rank, limit in self._limits.items():
+                self._limits[rank] = min(limit + gap - self._interval, now + self._patience)
         return [rank for rank, limit in self._limits.items() if now >= limit]

@@ -62,6 +62,13 @@ def test_a_rank_that_could_not_look_blames_no_peer() -> None:
     assert found[4] <= 65 + 10
 
 
+def test_a_rank_that_is_watched_late_gets_no_more_time() -> None:
+    """The table is made before the ranks meet, and some ranks may come minutes later."""
+    deadlines = HeartbeatDeadlines(10, 1, 0)
+    deadlines.watch(3, 300)
+    assert looks(deadlines, 300, 700)[3] <= 300 + 10
+
+
 def test_the_released_are_not_found() -> None:
     deadlines = HeartbeatDeadlines(10, 1, 0)
     deadlines.watch(3, 0)
