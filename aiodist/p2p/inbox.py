@@ -217,9 +217,7 @@ class Inbox:
         if arrival is not None:
             arrival.recv = None
             self._drop(arrival)
-        reader, recv.reader = recv.reader, None
-        if reader is not None:
-            reader.redirect(None, None)
+        _stop_reading(recv)
 
     def close(self) -> None:
         """Release the unreceived messages when this rank leaves: they may lie in memory of other
@@ -238,6 +236,7 @@ class Inbox:
             # One failure may end an operation, which removes the operation's other tickets.
             promised = self.tickets.pop(ticket, None)
             if promised is not None:
+                _stop_reading(promised)
                 promised.fail(error)
 
     def interrupted(self, target: Recv | Arrival | None, error: BaseException) -> None:
@@ -507,10 +506,7 @@ class Inbox:
 
     def _void(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            recv = self.tickets.pop(ticket)
-            reader, recv.reader = recv.reader, None
-            if reader is not None:
-                reader.redirect(None, None)
+            _stop_reading(self.tickets.pop(ticket))
 
     def _keep(self, arrival: Arrival) -> None:
         self.matcher.keep(arrival)
@@ -533,6 +529,13 @@ class Inbox:
             owed, source.owed = source.owed, 0
             source.charged -= owed
             source.outbox.control(encode(FrameType.CREDIT, id=owed))
+
+
+def _stop_reading(recv: Recv) -> None:
+    """Throw the rest of what is being read into ``recv`` away, whose memory the caller uses again."""
+    reader, recv.reader = recv.reader, None
+    if reader is not None:
+        reader.redirect(None, None)
 
 
 def _to_read(recv: Recv, source: Source, frame: Frame, reader: Reader) -> Recv | None:

@@ -460,6 +460,24 @@ def test_a_lost_peer_fails_waiting_messages_in_every_state() -> None:
     assert isinstance(pair.b.send(TAG, b"x").error, ConnectionError)
 
 
+def test_a_receive_that_failed_with_its_sender_is_not_written_any_more() -> None:
+    """A rank that the others gave up fails all its receives, and goes on to read its streams."""
+    pair = Pair(64 << 20)
+    recv = pair.b.recv(TAG, len(LARGE))
+    pair.a.send(TAG, LARGE)
+    pair.a.stream.push(1000)
+    pair.b.stream.push(1000)
+    pair.a.stream.push(CHUNK_BYTES // 2)
+    assert recv.reader is not None
+    pair.b.peer.error = ConnectionError("given up")
+    pair.b.inbox.peer_lost(pair.b.peer, pair.b.peer.error)
+    assert recv.error is pair.b.peer.error
+    assert recv.into is not None
+    recv.into[:] = bytes(len(LARGE))  # the caller uses it again
+    pair.settle()
+    assert recv.into == bytes(len(LARGE))
+
+
 def test_a_receive_attached_to_a_message_that_is_cut_off_fails() -> None:
     pair = Pair(64 << 20)
     pair.a.send(TAG, SMALL)
