@@ -467,7 +467,7 @@ class Inbox:
         source = self._sources[arrival.src]
         eager_message = arrival.eager_message
         data = arrival.data if eager_message is None else eager_message.open()
-        if arrival.send_id is not None and source.error is not None:
+        if source.error is not None and not arrival.complete:
             recv.fail(source.error)
             return
         if data is not None and not arrival.complete:

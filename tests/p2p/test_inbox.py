@@ -478,6 +478,24 @@ def test_a_receive_that_failed_with_its_sender_is_not_written_any_more() -> None
     assert recv.into == bytes(len(LARGE))
 
 
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["eager", "rendezvous"])
+def test_no_receive_waits_for_the_rest_of_a_message_of_a_lost_peer(data: bytes) -> None:
+    pair = Pair(64 << 20)
+    others = [pair.b.recv(TAG, len(data)) for _ in range(2)]
+    for _ in others:
+        pair.a.send(TAG, data)
+    pair.a.stream.push(1000)
+    pair.b.stream.push(1000)
+    pair.a.stream.push(1000)
+    # The failure of one ends the operation of the other one, which is cancelled in between.
+    others[0].callback = lambda: pair.b.inbox.withdraw(others[1])
+    pair.b.peer.error = ConnectionError("given up")
+    pair.b.inbox.peer_lost(pair.b.peer, pair.b.peer.error)
+    for other in others:
+        pair.b.inbox.withdraw(other)
+    assert pair.b.recv(TAG, len(data)).error is pair.b.peer.error
+
+
 def test_a_receive_attached_to_a_message_that_is_cut_off_fails() -> None:
     pair = Pair(64 << 20)
     pair.a.send(TAG, SMALL)
