@@ -108,6 +108,7 @@ class Endpoint:
         """Listen on every transport and return this rank's info for the others. Raises
         DistNetworkError.
         """
+        close_in_children(self)
         heartbeat_addresses: tuple[str, ...] = ()
         if self._heartbeat is not None:
             heartbeat_addresses = await self._heartbeat.open(
@@ -115,7 +116,6 @@ class Endpoint:
             )
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
-        close_in_children(self)
         self.rank_info = RankInfo(
             self.rank,
             socket.gethostname(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import warnings
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.link import Link
 from aiodist.shm.shared_memory import MIN_BYTES, SharedMemory
 from aiodist.testing.check_transport import turns
-from aiodist.transport.base_transport import Connection
-from aiodist.transport.inproc import InprocHub, InprocTransport
+from aiodist.transport.base_transport import Connection, OnAccept
+from aiodist.transport.inproc import InprocHub, InprocListener, InprocTransport
+from aiodist.transport.tcp import TcpTransport
 from aiodist.wire.frames import Key
 from aiodist.wire.handshake import Handshake
 from tests.limits import until
@@ -145,6 +148,36 @@ class Met:
         link.start(0)
         await proven
         return far, stream
+
+
+def exit_status(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+async def test_a_child_that_is_forked_while_a_rank_opens_closes_its_listeners() -> None:
+    statuses: list[int] = []
+
+    class Forking(InprocTransport):
+        """Fork when the first listener of the rank is there."""
+
+        async def listen(self, on_accept: OnAccept) -> InprocListener:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # other tests may have threads
+                child = os.fork()
+            if child == 0:
+                try:
+                    listener: Any = endpoint._listeners[0]
+                    os._exit(0 if listener._sock.fileno() < 0 else 1)
+                finally:
+                    os._exit(2)
+            statuses.append(exit_status(child))
+            return await super().listen(on_accept)
+
+    ways = [TcpTransport("127.0.0.1"), Forking(InprocHub())]
+    endpoint = Endpoint(0, 2, ways, EndpointEvents())  # type: ignore[arg-type]
+    await endpoint.open()
+    assert statuses == [0]
+    await endpoint.close()
 
 
 async def test_a_leaving_rank_makes_no_connection_behind_its_close(
