@@ -44,6 +44,25 @@ class TurningTimer:
             self._callback()
 
 
+class TurningClock:
+    """Count the ``seconds`` in which a loop turns. However long it stands still, that is one second."""
+
+    __slots__ = ("_loop", "_timer", "seconds")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start to count; call `stop` in the end."""
+        self.seconds = 0.0
+        self._loop = loop
+        self._timer = loop.call_later(_LONGEST, self._on_tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _on_tick(self) -> None:
+        self.seconds += _LONGEST
+        self._timer = self._loop.call_later(_LONGEST, self._on_tick)
+
+
 @asynccontextmanager
 async def turning_timeout(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError in the body once the loop has turned for ``seconds``."""

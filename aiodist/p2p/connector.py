@@ -15,6 +15,7 @@ from aiodist.p2p.link import Link
 from aiodist.p2p.peer import Peer
 from aiodist.transport.base_transport import Connection, Transport
 from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS
+from aiodist.turning_timer import TurningClock
 
 log = logging.getLogger("aiodist")
 
@@ -53,8 +54,17 @@ class Connector:
         rank meanwhile. Else return the error of each address, if none works, nor will by what they
         tell (`patience_after`).
         """
-        loop = asyncio.get_running_loop()
-        began, limit = loop.time(), HANDSHAKE_SECONDS
+        clock = TurningClock(asyncio.get_running_loop())
+        try:
+            return await self._connect(peer, own, clock)
+        finally:
+            clock.stop()
+
+    async def _connect(
+        self, peer: Peer, own: RankInfo, clock: TurningClock
+    ) -> dict[str, DistError] | None:
+        """As `connect`; ``clock`` counts the time in which the addresses are dialled again."""
+        began, limit = 0.0, HANDSHAKE_SECONDS
         often, seldom = _PAUSE_SECONDS
         while True:
             tried = await self._try_addresses(peer, own, limit)
@@ -67,13 +77,13 @@ class Connector:
             if patience == math.inf:
                 # Each time longer: a connection that was given up stays in the queue of a listener
                 # whose loop stands still, and that queue has an end.
-                began, limit = loop.time(), min(2 * limit, _LONGEST_HANDSHAKE)
-            elif loop.time() - began >= patience:
+                began, limit = clock.seconds, min(2 * limit, _LONGEST_HANDSHAKE)
+            elif clock.seconds - began >= patience:
                 return tried
             if self._has_left(peer):
                 return tried
             self._complain(peer, own, tried)
-            await asyncio.sleep(often if loop.time() - began < seldom else seldom)
+            await asyncio.sleep(often if clock.seconds - began < seldom else seldom)
 
     def close_in_child(self) -> None:
         """Close in a forked child the connections whose handshakes are under way."""

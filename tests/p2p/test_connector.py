@@ -8,12 +8,14 @@ import logging
 import math
 import os
 import ssl
+import time
 from collections.abc import Callable
 
 import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError, HandshakeError
+from aiodist.links import dialing
 from aiodist.links.dialing import (
     CONNECT_SECONDS,
     SILENT_HOST_SECONDS,
@@ -107,6 +109,26 @@ async def test_a_connection_that_is_cut_off_before_the_proof_is_made_anew() -> N
     endpoint = await meeting.open()
     endpoint.reach(1)
     await until(lambda: endpoint.connected(1))
+    assert meeting.events.lost == []
+    await meeting.close()
+
+
+async def test_a_rank_that_computed_meanwhile_dials_again_after_it_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialing, "CONNECT_SECONDS", 0.5)
+    meeting = Meeting(TcpTransport("127.0.0.1"))
+
+    def answers(number: int) -> bool:
+        if number == 0:
+            meeting.arrived[0].abort()
+            time.sleep(0.6)  # rank 0 computes for longer than it would dial again
+        return number > 0
+
+    meeting.answers = answers
+    endpoint = await meeting.open()
+    endpoint.reach(1)
+    await until(lambda: endpoint.connected(1) or meeting.events.lost)
     assert meeting.events.lost == []
     await meeting.close()
 
