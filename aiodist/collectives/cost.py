@@ -77,7 +77,7 @@ def _broadcast_chain(case: Case) -> Traffic:
 
 
 def _broadcast_scatter_ring(case: Case) -> Traffic:
-    if case.ranks == 1:
+    if case.place == case.ranks - 1:  # a leaf, and the ring ends before the root
         return Traffic(0, 0)
     below = children(case.place, case.ranks)
     end = subtree_end(case.place, case.ranks)
