@@ -145,18 +145,18 @@ class ShmCollective:
         self.sequence, self.meta, self._base = sequence, meta, base
         has_all = False
         if at < 0:
+            # Invariant: a peer in operation n-1 no longer reads the slot of operation n-2. So the slot may
+            # be overwritten if this rank has seen all others in n-1, or once they have left operation n-2.
+            if nbytes >= 0 and communicator.met != sequence - 1:
+                waiting = self._slot_in_use(slot, exchange.spin_bytes)
+                if waiting is not None:
+                    return self._stay(at, exchange, given, waiting)
+            # Invariant: what this rank left unread is compared before its own part is overwritten, and
+            # before it leaves the slot unread again. So of two ranks that disagreed, at least one sees the
+            # other's.
+            if unread[slot] is not None and not self._agreed(slot):
+                return self._stay(at, exchange, given, _HERE)
             if nbytes >= 0:
-                # Invariant: a peer in operation n-1 no longer reads the slot of operation n-2. So the
-                # slot may be overwritten if this rank has seen all others in n-1, or once they have left
-                # operation n-2.
-                if communicator.met != sequence - 1:
-                    waiting = self._slot_in_use(slot, exchange.spin_bytes)
-                    if waiting is not None:
-                        return self._stay(at, exchange, given, waiting)
-                # Invariant: what this rank left unread is compared before its own part is overwritten.
-                # So of two ranks that disagreed, at least one sees the other's.
-                if unread[slot] is not None and not self._agreed(slot):
-                    return self._stay(at, exchange, given, _HERE)
                 mine = slots[communicator.rank]
                 if exchange.pieces and not communicator.spin_policy.crowded:
                     # Where ranks take turns on a core, a rank that finds anything shall find all of it.

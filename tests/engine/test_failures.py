@@ -245,6 +245,40 @@ async def test_a_root_that_uses_its_slot_again_sees_that_another_was_root_there(
     assert "root 1" in str(error)
 
 
+async def test_two_roots_that_only_read_later_see_each_other() -> None:
+    """The third rank has begun two further broadcasts before the second root publishes."""
+    first, ahead, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def main(rank: int) -> list[BaseException | None]:
+        await dist.barrier()
+        await dist.barrier()
+        if rank == 0:
+            await broadcast(0)
+            first.set()
+        elif rank == 2:
+            await first.wait()
+            for root in (0, 2, 2):
+                await broadcast(root)
+            ahead.set()
+        else:
+            await ahead.wait()
+            await broadcast(1)
+            second.set()
+        await second.wait()
+        errors = [await outcome(broadcast(2)) for _ in range(0 if rank == 2 else 2)]
+        errors += [await outcome(dist.barrier()) for _ in range(3)]
+        await next_works(rank, 3)
+        return errors
+
+    outcomes = await run_ranks(3, main, "shm", timeout=20)
+    errors = [error for each in outcomes for error in each if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "root 0" in str(error)
+        assert "root 1" in str(error)
+
+
 async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> None:
     """A peer that completed before must not find it again in its next operation."""
 
