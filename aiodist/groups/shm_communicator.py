@@ -394,7 +394,8 @@ class ShmCommunicator:
         self._arming = False
         self.poll()
         wait = self._wait
-        if wait is None or wait.asleep:
+        # Invariant: one callback at most is scheduled. A wait that began in `poll` has scheduled its own.
+        if wait is None or wait.asleep or self._arming:
             return
         spin_policy, now = self.spin_policy, perf_counter()
         if spin_policy.active and now - self._since < spin_policy.window:

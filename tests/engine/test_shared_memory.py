@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -276,6 +277,37 @@ async def test_hundreds_started_at_once_run_one_after_the_other() -> None:
         assert all((array == 1).all() for array in arrays)
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_rank_that_spins_for_many_at_once_looks_once_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each that ends while it is looked for is followed by the next, which is looked for in turn."""
+    turn, looks = 0, Counter[tuple[int, int]]()
+    fall_asleep = ShmCommunicator._fall_asleep
+
+    def counted(self: ShmCommunicator) -> None:
+        looks[turn, self.rank] += 1
+        fall_asleep(self)
+
+    monkeypatch.setattr(ShmCommunicator, "_fall_asleep", counted)
+
+    async def main(rank: int) -> None:
+        nonlocal turn
+        await dist.barrier()
+        communicator().spin_policy.active = True  # as of ranks that have a process each
+        if rank == 0:
+            await asyncio.gather(*(dist.barrier() for _ in range(20)))
+            return
+        for _ in range(20):
+            work = dist.barrier()
+            await asyncio.sleep(0)
+            turn += 1
+            await work
+
+    await run_ranks(2, main, "shm", timeout=20)
+    assert looks
+    assert max(looks.values()) <= 2  # a turn of the loop may begin a moment before it is counted
 
 
 async def test_the_number_of_a_sleep_begins_anew_after_32_bits() -> None:
