@@ -60,7 +60,9 @@ class DeferredWork(Work[T]):
         self._begun: Work[T] | None = None
 
     def _start_soon(self) -> None:
-        """Let the loop start it. Any thread."""
+        """Let the loop start it, unless it has started. Any thread."""
+        if self._begin is None:
+            return
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # the loop was closed meanwhile

@@ -170,6 +170,24 @@ def test_a_loop_that_does_not_run_is_not_waited_for(tmp_path: Path) -> None:
     use_world(World())
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_question_after_the_end_of_the_loop_changes_no_outcome(has_ended: bool) -> None:
+    async def main() -> Any:
+        async with dist.process_group(rank=0, world_size=1):
+            work = await asyncio.to_thread(dist.all_reduce, np.ones(3))
+            return (await work, work)[1] if has_ended else work
+
+    use_world(World())
+    work = asyncio.run(main())
+    if has_ended:
+        assert work.get_future().result(0) is None
+        assert work.result() is None
+    else:
+        with pytest.raises(GroupClosedError, match="the event loop of this group has ended"):
+            work.get_future().result(0)
+    use_world(World())
+
+
 async def test_a_receive_called_in_a_thread_that_ends_as_its_task_is_cancelled_loses_no_message() -> (
     None
 ):
