@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -16,7 +17,7 @@ from aiodist.observe.recorder import Record, operation
 
 log = logging.getLogger("aiodist")
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 class CallSite(NamedTuple):

@@ -9,6 +9,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +55,24 @@ async def test_a_forgotten_await_warns_at_the_line_of_the_call(transport: str) -
     assert sorted(each.lineno for each in found) == sorted(lines)
     for each in found:
         assert str(each.message) == "all_reduce(2 x float64, SUM) was never awaited or waited for"
+
+
+async def warned_of(filename: str, namespace: dict[str, Any]) -> set[tuple[str, int]]:
+    """The files and lines that are named if code of ``filename`` forgets an operation."""
+    call = compile("dist.all_reduce(x)", filename, "exec")
+
+    async def main(rank: int) -> None:
+        exec(call, {"dist": dist, "x": np.ones(2), **namespace})
+        await dist.barrier()
+
+    with caught() as found:
+        await run_ranks(2, main)
+    return {(each.filename, each.lineno) for each in found}
+
+
+async def test_a_caller_whose_folder_has_a_longer_name_is_not_taken_for_this_package() -> None:
+    beside = str(Path(dist.__file__).parent) + "_training/train.py"
+    assert await warned_of(beside, {"__name__": "train"}) == {(beside, 1)}
 
 
 async def test_the_same_line_warns_once() -> None:
