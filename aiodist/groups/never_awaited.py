@@ -61,7 +61,7 @@ def warn_never_awaited(record: Record, site: CallSite | None) -> None:
         RuntimeWarning,
         site.code.co_filename,
         _line_of(site),
-        site.namespace.get("__name__"),
+        site.namespace.get("__name__", "<string>"),  # of None Python would show nothing
         site.namespace.setdefault("__warningregistry__", {}),
     )
 

@@ -75,6 +75,10 @@ async def test_a_caller_whose_folder_has_a_longer_name_is_not_taken_for_this_pac
     assert await warned_of(beside, {"__name__": "train"}) == {(beside, 1)}
 
 
+async def test_a_caller_whose_module_has_no_name_is_warned() -> None:
+    assert await warned_of("<cell>", {}) == {("<cell>", 1)}
+
+
 async def test_the_same_line_warns_once() -> None:
     async def main(rank: int) -> None:
         for _ in range(3):
