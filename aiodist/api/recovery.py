@@ -111,13 +111,14 @@ async def grow(
     group.check_may_go_on()
     expected = check_ranks(ranks, world.size, may_be_empty=True)
     deadline = Deadline(group.timeout if timeout is None else timeout)
+    patience = Deadline(deadline.timeout and deadline.timeout + _GRACE_SECONDS)
     async with meeting_place(world, store, deadline) as place:
         while True:
             # A call that was cancelled after the decision has left these. The others have gone on.
             newcomers = None if group.n_started else group.unwelcomed
             if newcomers is None:
                 wanted = [rank for rank in expected if rank not in group.ranks]
-                decision = await _agree(group, place, wanted, deadline)
+                decision = await _agree(group, place, wanted, deadline, patience)
                 if decision.value is not None and not changes(group, decision):
                     if decision.value[1]:
                         raise _none_came(group, decision.value[1], deadline)
@@ -137,14 +138,17 @@ async def grow(
 
 
 async def _agree(
-    group: GroupEngine, place: Store, wanted: Sequence[int], deadline: Deadline
+    group: GroupEngine,
+    place: Store,
+    wanted: Sequence[int],
+    deadline: Deadline,
+    patience: Deadline,
 ) -> Decision:
     scouts: list[asyncio.Task[None]] = []
 
     def lead(offer: Callable[[Any], None]) -> None:
         scouts.append(asyncio.ensure_future(_look(group, place, wanted, deadline, offer)))
 
-    patience = deadline.timeout and deadline.timeout + _GRACE_SECONDS
     try:
         return await group.agreements.agree("grow", lead, patience)
     finally:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import msgpack
 
+from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, ProtocolError
 from aiodist.groups import agreement as protocol
 from aiodist.groups.agreement import Agreement, Decision
@@ -43,11 +45,11 @@ class GroupAgreements:
         self._decided: dict[int, asyncio.Event] = {}
         self._leads: dict[int, Lead] = {}
 
-    async def agree(self, operation: str, lead: Lead, seconds: float | None) -> Decision:
+    async def agree(self, operation: str, lead: Lead, deadline: Deadline) -> Decision:
         """Take part in the next agreement, named ``operation`` in messages; what it decides.
 
-        Returns when all members that live have called it. Raises CollectiveTimeoutError after
-        ``seconds``, and PeerLostError if the others count this rank as lost. Cancelled or timed out,
+        Returns when all members that live have called it. Raises CollectiveTimeoutError at the
+        ``deadline``, and PeerLostError if the others count this rank as lost. Cancelled or timed out,
         this rank still takes part, and its next call is about the same agreement.
         """
         self._check_not_lost()
@@ -57,11 +59,12 @@ class GroupAgreements:
         if agreement.wants_value:  # an earlier call was cancelled before it had one
             self._lead(number)
         agreement.enter()
+        left = deadline.remaining()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if math.isinf(left) else left):
                 await self._decided[number].wait()
         except TimeoutError:
-            raise self._timeout(operation, agreement, seconds) from None
+            raise self._timeout(operation, agreement, deadline) from None
         if agreement.decision is None:
             self._check_not_lost()
         self._number = number + 1
@@ -126,12 +129,12 @@ class GroupAgreements:
         self._leads[number](self._agreements[number].offer)
 
     def _timeout(
-        self, operation: str, agreement: Agreement, seconds: float | None
+        self, operation: str, agreement: Agreement, deadline: Deadline
     ) -> CollectiveTimeoutError:
         group, waiting = self._group, agreement.waiting_for
         ranks = ", ".join(map(str, waiting))
         return CollectiveTimeoutError(
-            f"{operation} of group {group.group_name!r} timed out after {seconds:g} s on rank "
+            f"{operation} of group {group.group_name!r} timed out after {deadline.timeout:g} s on rank "
             f"{group.global_rank}: it waits for {ranks or 'the value of its own'}; every member that "
             "lives has to call it, and a later call goes on where this one was",
             operation=operation,

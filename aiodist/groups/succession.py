@@ -30,7 +30,7 @@ async def _shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
     deadline = Deadline(group.timeout if seconds is None else seconds)
     group.revoke()
     while True:
-        decision = await group.agreements.agree("shrink", _no_value, deadline.timeout)
+        decision = await group.agreements.agree("shrink", _no_value, deadline)
         # The coordinator may have called grow(), to find that nothing has changed. It goes on, and
         # learns from its next operation that the group was revoked.
         if decision.value is None or changes(group, decision):

@@ -373,6 +373,27 @@ async def test_shrink_and_grow_meet(inproc: RunRanks, store: dist.Store) -> None
     await inproc(2, main)
 
 
+async def test_shrink_has_one_deadline_though_it_agrees_twice(
+    inproc: RunRanks, store: dist.Store
+) -> None:
+    """Rank 0 finds by `grow` that nothing has changed, and does not come to the second agreement."""
+    over = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            await asyncio.sleep(0.4)
+            await dist.grow(store)
+            await over.wait()
+            return
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"timed out after 0.5 s"):
+            await dist.shrink(timeout=0.5)
+        assert asyncio.get_running_loop().time() - began < 0.85
+        over.set()
+
+    await inproc(2, main)
+
+
 async def test_rejoin_says_when_no_group_admits_it(store: dist.Store) -> None:
     async def alone() -> None:
         with pytest.raises(dist.StoreTimeoutError, match="no member has taken this process in"):
