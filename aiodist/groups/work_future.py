@@ -43,9 +43,14 @@ class WorkFuture(concurrent.futures.Future[T]):
             else:
                 following.set_result(value)
 
+        def start(_: object) -> None:
+            try:
+                threading.Thread(target=run, name="aiodist-then", daemon=True).start()
+            except RuntimeError as error:  # there are too many, or the interpreter ends
+                following.set_exception(error)
+
         if self.done():
             run()
         else:
-            thread = threading.Thread(target=run, name="aiodist-then", daemon=True)
-            self.add_done_callback(lambda _: thread.start())
+            self.add_done_callback(start)
         return following

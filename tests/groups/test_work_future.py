@@ -39,6 +39,18 @@ def test_then_runs_apart_from_the_code_that_completes_the_future() -> None:
     assert following.then(lambda done: done.value() * 2).wait() == 10
 
 
+def test_then_fails_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    future: WorkFuture[int] = WorkFuture()
+    following = future.then(lambda done: done.value())
+    monkeypatch.setattr(threading.Thread, "start", start)
+    future.set_result(4)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        following.result(0)
+
+
 def test_errors_are_those_of_the_operation_and_of_the_callback() -> None:
     future: WorkFuture[int] = WorkFuture()
     following = future.then(lambda done: done.value())
