@@ -34,6 +34,9 @@ class AgreeingGroup(GroupFacts, Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    def check_open(self) -> None:
+        """Raise what has ended the group, if it has ended."""
+
 
 class GroupAgreements:
     """A group's agreements, one after the other. The one that gives it a successor is the last."""
@@ -49,8 +52,9 @@ class GroupAgreements:
         """Take part in the next agreement, named ``operation`` in messages; what it decides.
 
         Returns when all members that live have called it. Raises CollectiveTimeoutError at the
-        ``deadline``, and PeerLostError if the others count this rank as lost. Cancelled or timed out,
-        this rank still takes part, and its next call is about the same agreement.
+        ``deadline``, PeerLostError if the others count this rank as lost, and GroupClosedError if the
+        group is closed meanwhile. Cancelled or timed out, this rank still takes part, and its next call
+        is about the same agreement.
         """
         self._check_not_lost()
         number = self._number
@@ -67,6 +71,7 @@ class GroupAgreements:
             raise self._timeout(operation, agreement, deadline) from None
         if agreement.decision is None:
             self._check_not_lost()
+            self._group.check_open()
         self._number = number + 1
         for numbered in (self._agreements, self._decided, self._leads):
             numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
@@ -91,12 +96,15 @@ class GroupAgreements:
     def lost(self, rank: int) -> None:
         """Note that a member has died or left, or that the members count this rank as lost."""
         if self._group.endpoint.given_up is not None:
-            # This rank alone is not what is left: it agrees on nothing any more.
-            for decided in self._decided.values():
-                decided.set()
+            self.close()  # this rank alone is not what is left
             return
         for each in list(self._agreements.values()):
             each.lost(rank)
+
+    def close(self) -> None:
+        """Wake what waits for an agreement: this rank agrees on nothing any more."""
+        for decided in self._decided.values():
+            decided.set()
 
     def _check_not_lost(self) -> None:
         """Raise PeerLostError if the others count this rank as lost."""

@@ -478,6 +478,8 @@ class GroupEngine(Messaging):
             work._fail(error.again())
         if self.communicator is not None:
             self.communicator.close()
+        if self.is_closed:
+            self.agreements.close()
 
     def _need_not_tell(self) -> None:
         self._heard.update(self._active)

@@ -12,7 +12,7 @@ from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
 from tests.engine.conftest import RunRanks, outcome
 from tests.engine.deaths import die
-from tests.limits import until
+from tests.limits import scaled, until
 
 
 async def works(group: dist.ProcessGroup, members: list[int]) -> None:
@@ -212,6 +212,28 @@ async def test_a_rank_that_closed_the_group_is_left_out(ranks: RunRanks) -> None
         await dist.barrier()
 
     await ranks(3, main)
+
+
+@pytest.mark.parametrize("end", ["abort", "destroy"])
+async def test_a_shrink_that_waits_ends_when_its_group_is_closed_here(
+    inproc: RunRanks, end: str
+) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == 1:
+            waiting = asyncio.create_task(dist.shrink(group))
+            await asyncio.sleep(0)
+            if end == "abort":
+                group.abort()
+            else:
+                await dist.destroy_process_group(group)
+            async with asyncio.timeout(scaled(5)):
+                with pytest.raises(dist.GroupClosedError, match=f"{end}ed"):
+                    await waiting
+        await dist.barrier()
+
+    await inproc(2, main)
 
 
 async def test_operations_in_progress_on_the_old_group_fail(inproc: RunRanks) -> None:
