@@ -52,46 +52,42 @@ def changes(group: GroupEngine, decision: Decision) -> bool:
 
 
 async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> GroupEngine:
-    """Return the group that ``decision`` makes of ``group``; all its members do the same now."""
-    newcomers = newcomers_of(decision)
-    endpoint = group.world.endpoint
-    if group.successor is None:
-        for newcomer in newcomers:
-            endpoint.renew(RankInfo.decode(newcomer.rank_info))
-    new = [newcomer.rank for newcomer in newcomers]
-    ranks = [rank for rank in group.lineage if rank in decision.members or rank in new]
-    successor = await succeed(group, ranks, deadline, new)
-    for rank in new:
-        # This rank connects: the newcomer cannot know which members have heard of it yet.
-        successor.agreements.greet(rank)
-        group.world.membership.joined(rank)
-    return successor
+    """Return the group that ``decision`` makes of ``group``; all its members do the same now.
 
-
-async def succeed(
-    group: GroupEngine, ranks: Sequence[int], deadline: Deadline, newcomers: Sequence[int] = ()
-) -> GroupEngine:
-    """Make the group of ``ranks`` that follows on ``group``, as all its members do now.
-
-    ``newcomers``: those of ``ranks`` that are not members of ``group``. Raises PeerLostError where
-    this rank is not among them.
+    Raises PeerLostError if the decision leaves this rank out.
     """
     if group.successor is not None:  # another task of this rank was here first
         return group.successor
-    me = group.global_rank
+    newcomers = newcomers_of(decision)
+    new = [newcomer.rank for newcomer in newcomers]
+    ranks = [rank for rank in group.lineage if rank in decision.members or rank in new]
+    me, world = group.global_rank, group.world
     if me not in ranks:
         raise PeerLostError(
             f"the other members of group {group.group_name!r} went on without this rank, {me}: they "
             "took it for dead",
             rank=me,
         )
-    make = type(group)
+    for newcomer in newcomers:
+        world.endpoint.renew(RankInfo.decode(newcomer.rank_info))
+    successor = _successor_of(group, ranks)
+    successor.newcomers = tuple(new)
+    await successor.backend.ready(deadline)
+    for rank in new:
+        # This rank connects: the newcomer cannot know which members have heard of it yet.
+        successor.agreements.greet(rank)
+        world.membership.joined(rank)
+    return successor
+
+
+def _successor_of(group: GroupEngine, ranks: Sequence[int]) -> GroupEngine:
+    """Make the group of ``ranks`` that follows on ``group``."""
     name = successor_name(group.group_name)
-    successor = make(group.world, name, ranks, group.backend_name, group.timeout, group.settings)
+    successor = type(group)(
+        group.world, name, ranks, group.backend_name, group.timeout, group.settings
+    )
     successor.lineage, successor.generation = group.lineage, group.generation + 1
-    successor.newcomers = tuple(newcomers)
     group.bind_successor(successor)
     group.succeeded_by(successor)
     group.register_successor(group, successor)
-    await successor.backend.ready(deadline)
     return successor
