@@ -315,14 +315,13 @@ class Work(Coroutine[Any, Any, T]):
         Returns:
             How often it was there.
         """
-        mine = [
-            each
-            for each in self._callbacks
-            if isinstance(each, partial) and each.func == self._tell and each.args[0] == callback
-        ]
-        for each in mine:
-            self._callbacks.remove(each)
-        return len(mine)
+        removed = 0
+        for each in [*self._callbacks]:
+            if isinstance(each, partial) and each.func == self._tell and each.args[0] == callback:
+                with contextlib.suppress(ValueError):  # it has ended meanwhile, in another thread
+                    self._callbacks.remove(each)
+                    removed += 1
+        return removed
 
     def _tell(self, callback: Callable[[Work[T]], object], context: Context | None) -> None:
         if _running_loop() is self._loop:

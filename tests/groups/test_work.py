@@ -58,6 +58,36 @@ async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:
     await run_ranks(2, main)
 
 
+async def test_a_callback_that_is_taken_back_as_the_operation_ends_is_called() -> None:
+    """As if the loop's thread ended it while another thread looks for the callback."""
+    called: list[dist.Work[int]] = []
+
+    class EndsWhenCompared:
+        def __init__(self, work: dist.Work[int]) -> None:
+            self.work = work
+
+        def __call__(self, work: dist.Work[int]) -> None:
+            called.append(work)
+
+        def __eq__(self, other: object) -> bool:
+            self.work.cancel()
+            return self is other
+
+        __hash__ = None  # type: ignore[assignment]
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.irecv(np.zeros(1), 1)
+            callback = EndsWhenCompared(work)
+            work.add_done_callback(callback)
+            assert work.remove_done_callback(callback) == 0
+            await asyncio.sleep(0)
+            assert called == [work]
+        await dist.barrier()
+
+    await run_ranks(2, main)
+
+
 @pytest.mark.parametrize(
     ("timeout", "error"), [(0, ValueError), (-1, ValueError), ("5", TypeError)]
 )
