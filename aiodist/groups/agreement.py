@@ -109,13 +109,15 @@ class Agreement:
     # -- what the others say
 
     def receive(self, src: int, message: Sequence[Any]) -> None:
-        """Take a message of member ``src``."""
+        """Take a message of member ``src``. Raises ValueError or TypeError for one that makes no sense."""
         kind, *rest = message
         if self.decision is not None:
             if kind in (ASK, HERE):
                 self._pass_on(src)
         elif kind == ASK:
             term, dead = rest
+            if not 0 <= term < len(self._members):
+                raise ValueError(f"no member has place {term}")
             self._bury(dead)
             if term >= max(self._promised, self._asked):
                 self._asked = term

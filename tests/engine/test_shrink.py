@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgpack
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.errors import ProtocolError
 from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
 from tests.engine.conftest import RunRanks, outcome
@@ -295,6 +297,26 @@ async def test_a_rank_that_hears_it_while_it_agrees_does_not_go_on_alone_either(
         await over.wait()
 
     await ranks(2, main)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"\x01", *map(msgpack.packb, (["ask"], ["ask", "0", []], ["ask", 2, []]))],
+    ids=["empty", "no list", "too short", "text as a number", "no such member"],
+)
+async def test_a_message_that_makes_no_sense_is_refused_as_it_comes(
+    inproc: RunRanks, message: bytes
+) -> None:
+    """And not by the `shrink` that this rank calls later."""
+
+    async def main(rank: int) -> None:
+        if rank == 1:
+            group = current_world().default_group()
+            with pytest.raises(ProtocolError, match="rank 0 sent a message of an agreement"):
+                group.agreements.received(0, 0, message)
+        await works(await dist.shrink(), [0, 1])
+
+    await inproc(2, main)
 
 
 async def test_a_rank_outside_has_no_say(inproc: RunRanks) -> None:
