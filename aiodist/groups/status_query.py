@@ -57,6 +57,7 @@ class StatusQuery:
         self._timer.cancel()
 
     def _finish(self) -> None:
+        self._silent.clear()  # an answer that comes later is ignored
         self._done(dict(sorted(self._answers.items())))
 
 

@@ -46,6 +46,8 @@ async def test_silence_is_no_answer(
     call.answered(2, THERE)
     await done.wait()
     assert results == [{1: None, 2: THERE}]
+    call.answered(1, THERE)  # too late: it has been told already
+    assert len(results) == 1
 
 
 async def test_a_query_without_ranks_to_ask(results: list[Answers]) -> None:
