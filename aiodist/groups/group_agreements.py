@@ -15,6 +15,7 @@ from aiodist.errors import CollectiveTimeoutError, ProtocolError
 from aiodist.groups import agreement as protocol
 from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.group_facts import GroupFacts
+from aiodist.p2p.endpoint import Endpoint
 
 GONE: bytes = msgpack.packb([protocol.GONE])
 """The answer of a rank that has closed the group."""
@@ -26,6 +27,12 @@ agreement before it is decided, so no living member is more than one behind.
 
 Lead = Callable[[Callable[[Any], None]], None]
 """What the coordinator does: calls what it is given with the value that it proposes."""
+
+
+def refuse(endpoint: Endpoint, src: int, group: int, number: int, message: bytes) -> None:
+    """Answer a ``message`` of ``src`` about agreement ``number`` of ``group``, which is closed here."""
+    if message != GONE:  # two ranks that have both closed it would answer each other for ever
+        endpoint.agree(src, group, number, GONE)
 
 
 class AgreeingGroup(GroupFacts, Protocol):
@@ -81,7 +88,7 @@ class GroupAgreements:
     def received(self, src: int, number: int, message: bytes) -> None:
         """Take a message of ``src`` about agreement ``number``."""
         if self._group.is_closed:
-            self._group.endpoint.agree(src, self._group.id, number, GONE)
+            refuse(self._group.endpoint, src, self._group.id, number, message)
         elif src in self._group.ranks and self._is_kept(number):
             try:
                 self._agreement(number).receive(src, msgpack.unpackb(message))

@@ -23,7 +23,7 @@ from aiodist.errors import (
 from aiodist.groups.activity import describe_activity, describe_present
 from aiodist.groups.deferred import starting_in
 from aiodist.groups.diagnostics import explained
-from aiodist.groups.group_agreements import GONE
+from aiodist.groups.group_agreements import refuse
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.group_facts import EndingGroup, GroupFacts
 from aiodist.groups.handle import Group, GroupHandle
@@ -396,7 +396,7 @@ class World:
         if known is not None:
             known.agreements.received(src, number, message)
         elif group in self._closed:
-            self.endpoint.agree(src, group, number, GONE)
+            refuse(self.endpoint, src, group, number, message)
         elif len(self._early_agreements) < _MAX_EARLY:
             early = self._early_agreements.setdefault(group, [])
             if len(early) < _MAX_EARLY:

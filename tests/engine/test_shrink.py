@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -214,6 +215,39 @@ async def test_a_rank_that_closed_the_group_is_left_out(ranks: RunRanks) -> None
         await dist.barrier()
 
     await ranks(3, main)
+
+
+@pytest.mark.parametrize("end", ["abort", "destroy"])
+async def test_two_ranks_that_have_closed_the_group_do_not_answer_each_other_for_ever(
+    inproc: RunRanks, end: str
+) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        assert isinstance(group, dist.ProcessGroup)
+        endpoint, sent = current_world().endpoint, 0
+        agree = endpoint.agree
+
+        def counted(*what: Any) -> None:
+            nonlocal sent
+            sent += 1
+            agree(*what)
+
+        endpoint.agree = counted  # type: ignore[method-assign]
+        if rank == 1:  # its question is on its way as it closes the group
+            waiting = asyncio.create_task(dist.shrink(group))
+            await asyncio.sleep(0)
+        if end == "abort":
+            group.abort()
+        else:
+            await dist.destroy_process_group(group)
+        if rank == 1:
+            with pytest.raises(dist.GroupClosedError):
+                await waiting
+        for _ in range(20):
+            await dist.barrier()
+        assert sent < 5
+
+    await inproc(2, main)
 
 
 @pytest.mark.parametrize("end", ["abort", "destroy"])
