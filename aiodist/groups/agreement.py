@@ -26,7 +26,8 @@ JOIN = "join"
 HERE = "here"
 DONE = "done"
 GONE = "gone"
-"""Messages: from a coordinator; to it, with the promise; to it, once; the decision; a refusal."""
+"""Messages: from a coordinator; to it, with the promise; to it, once; the decision; that this rank takes
+part no more."""
 
 
 class Decision(NamedTuple):
@@ -105,6 +106,18 @@ class Agreement:
         if rank in self._members and rank not in self._dead:
             self._dead.add(rank)
             self._go_on()
+
+    def leave(self) -> None:
+        """Take part no more: to the members that wait for this rank, or count on it, it is gone."""
+        if self.decision is not None:
+            return
+        counting = set(self._waiting)
+        if self._promised >= 0:
+            coordinator = self._members[self._promised]
+            counting.update(self._alive() if coordinator == self._me else [coordinator])
+        self._entered = False  # it becomes no coordinator, whichever others die
+        for rank in sorted(counting - {self._me}):
+            self._tell(rank, [GONE])
 
     # -- what the others say
 

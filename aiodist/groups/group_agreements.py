@@ -103,13 +103,19 @@ class GroupAgreements:
     def lost(self, rank: int) -> None:
         """Note that a member has died or left, or that the members count this rank as lost."""
         if self._group.endpoint.given_up is not None:
-            self.close()  # this rank alone is not what is left
+            self._wake()  # this rank alone is not what is left
             return
         for each in list(self._agreements.values()):
             each.lost(rank)
 
     def close(self) -> None:
-        """Wake what waits for an agreement: this rank agrees on nothing any more."""
+        """Take part in no agreement any more, and tell the members that wait: the group is closed."""
+        for each in self._agreements.values():
+            each.leave()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake what waits for an agreement here: this rank agrees on nothing any more."""
         for decided in self._decided.values():
             decided.set()
 

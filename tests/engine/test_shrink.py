@@ -13,7 +13,7 @@ import aiodist as dist
 from aiodist.errors import ProtocolError
 from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
-from tests.engine.conftest import RunRanks, outcome
+from tests.engine.conftest import RunRanks, engine_of, outcome
 from tests.engine.deaths import die
 from tests.limits import scaled, until
 
@@ -215,6 +215,39 @@ async def test_a_rank_that_closed_the_group_is_left_out(ranks: RunRanks) -> None
         await dist.barrier()
 
     await ranks(3, main)
+
+
+@pytest.mark.parametrize("enters", [True, False])
+@pytest.mark.parametrize("closing", [0, 1])
+async def test_a_rank_that_closes_the_group_while_others_agree_is_left_out(
+    inproc: RunRanks, closing: int, enters: bool
+) -> None:
+    """Also where it coordinates, or has promised to take part."""
+    begun = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1, 2])
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == closing:
+            agreements = engine_of(group).agreements
+            waiting = asyncio.create_task(dist.shrink(group)) if enters else None
+            await until(
+                lambda: any(a._waiting or a._joined for a in agreements._agreements.values())
+            )
+            group.abort()
+            if waiting is not None:
+                with pytest.raises(dist.GroupClosedError):
+                    await waiting
+            begun.set()
+        else:
+            if rank == 2:  # the last one comes when the first has been closed
+                await begun.wait()
+            left = await dist.shrink(group, timeout=scaled(10))
+            assert list(left.ranks) == [1 - closing, 2]
+            await left.barrier()
+        await dist.barrier()
+
+    await inproc(3, main)
 
 
 @pytest.mark.parametrize("end", ["abort", "destroy"])

@@ -18,6 +18,7 @@ class Net:
     def __init__(self, size: int, rng: random.Random, known: dict[int, set[int]]) -> None:
         self.rng = rng
         self.dead: set[int] = set()
+        self.gone: set[int] = set()  # they have closed the group
         self.lines: dict[tuple[int, int], deque[list[Any] | None]] = {}
         self.led: list[int] = []
         self.members = [
@@ -46,6 +47,11 @@ class Net:
                     context.pop()
                 context.append(None)
 
+    def leave(self, rank: int) -> None:
+        """It answers every message by GONE from now on, as `GroupAgreements` does."""
+        self.gone.add(rank)
+        self.members[rank].leave()
+
     def step(self) -> bool:
         """Deliver one message; return False if no message is in flight."""
         ready = [
@@ -57,12 +63,14 @@ class Net:
         message = self.lines[src, dst].popleft()
         if message is None:
             self.members[dst].lost(src)
-        else:
+        elif dst not in self.gone:
             self.members[dst].receive(src, message)
+        elif message != [GONE]:
+            self.send(dst, src, [GONE])
         return True
 
     def living(self) -> list[int]:
-        return [rank for rank in range(len(self.members)) if rank not in self.dead]
+        return [rank for rank in range(len(self.members)) if rank not in self.dead | self.gone]
 
     def decisions(self) -> set[Decision | None]:
         return {self.members[rank].decision for rank in self.living()}
@@ -97,6 +105,34 @@ def test_the_living_decide_alike_whenever_the_others_die(size: int) -> None:
         assert decision.value in {f"of {rank}" for rank in net.led}
         for rank in net.living():
             assert set(net.members[rank].waiting_for) <= {*net.living()} - {rank}, seed
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_the_others_decide_alike_whenever_members_close_the_group(size: int) -> None:
+    """Some die as well."""
+    for seed in range(500):
+        rng = random.Random(seed * 10 + size)
+        net = Net(size, rng, {})
+        to_enter = list(range(size))
+        ends = rng.randint(1, size - 1)
+        rng.shuffle(to_enter)
+        idle = False
+        while to_enter or ends or not idle:
+            choice = rng.random()
+            if choice < 0.15 and to_enter:
+                if (rank := to_enter.pop()) in net.living():
+                    net.members[rank].enter()
+                idle = False
+            elif choice < 0.22 and ends:
+                ends -= 1
+                end = net.leave if rng.random() < 0.6 else net.kill
+                end(rng.choice(net.living()))
+                idle = False
+            else:
+                idle = not net.step()
+        (decision,) = net.decisions()
+        assert decision is not None, seed
+        assert set(net.living()) <= set(decision.members), seed
 
 
 def test_an_agreement_takes_four_messages_for_each_member_but_one() -> None:
