@@ -9,7 +9,7 @@ from typing import Any
 from aiodist.backends.algorithm_choice import Operations
 from aiodist.backends.gradual_copy import copy_gradually, load_gradually, run_gradually
 from aiodist.backends.native_streams import Streams
-from aiodist.backends.object_messages import ObjectMessages, Packing
+from aiodist.backends.object_messages import ObjectMessages, Packing, unheard
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import open_buffer
 from aiodist.collectives.all_gather_ring import all_gather_new, all_gather_ring
@@ -206,8 +206,7 @@ class NativeObjects:
         try:
             return fingerprint, [self._packing(each, pickle) for each in objects]
         except Exception as error:
-            failed = self._group.collective(fingerprint, partial(_refuse, error), timeout)
-            failed.exception()  # it is raised here
+            unheard(self._group.collective(fingerprint, partial(_refuse, error), timeout))
             raise
 
     def _packing(self, obj: Any, pickle: bool) -> Packing:

@@ -213,7 +213,7 @@ class ObjectMessages:
             packing = Packing(self._codec, operation.obj, operation.pickle, first)
         except (TypeError, ValueError) as error:
             told = self._send_whole(_refusal(error), dst, tag, timeout)
-            told._when_done(partial(_hear, told))  # no caller waits for it
+            unheard(told)
             raise
         packed = packing.packed
         if packed is not None and (whole := self._whole(packed)) is not None:
@@ -418,8 +418,13 @@ class ObjectMessages:
         insort(self._handed_on.setdefault(key, []), parcel, key=attrgetter("turn"))
 
 
-def _hear(told: Work[None]) -> None:
-    told.exception()
+def unheard(work: Work[Any]) -> None:
+    """Note that no caller waits for ``work`` or asks for its error."""
+    work._when_done(partial(_hear, work))
+
+
+def _hear(work: Work[Any]) -> None:
+    work.exception()
 
 
 def _refusal(error: Exception) -> tuple[memoryview, bytes]:

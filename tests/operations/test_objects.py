@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import aiodist as dist
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 
 SIZE = 3
@@ -186,6 +188,34 @@ async def test_an_object_that_one_rank_refuses_fails_on_all_ranks(
     for _, error in told:
         assert re.search(r"rank \d.*TypeError.*allow_pickle=True", str(error))
         assert error.rank == refusing
+
+
+class TurnGate:
+    """Lets each collective begin in the next turn of the loop, as MPI does once all ranks agree."""
+
+    def __init__(self, group: GroupEngine) -> None:
+        self._group = group
+
+    async def enter(self, context: Any) -> None:
+        await self._group.next_turn()
+
+    def leave(self, context: Any) -> None:
+        pass
+
+
+async def test_an_object_is_refused_with_its_reason_where_the_collective_begins_later() -> None:
+    async def on_rank(rank: int) -> None:
+        group = current_world().default_group()
+        group.use_messenger(group.endpoint, TurnGate(group))
+        if rank == 0:
+            with pytest.raises(TypeError, match="does not travel exactly as it is"):
+                dist.broadcast_object(object())
+        else:
+            with pytest.raises(dist.CollectiveError, match="failed on rank 0: TypeError"):
+                await dist.broadcast_object()
+        await dist.barrier()
+
+    await run_ranks(2, on_rank)
 
 
 async def test_an_object_that_is_refused_keeps_its_place_among_the_messages() -> None:
