@@ -160,8 +160,22 @@ class MpiMessenger:
             return
         elif recv is not None:
             self._open(recv, status.Get_source(), posted.head)
-        else:  # it came in the moment in which its receive was taken back: for the next one
-            self._unclaimed.append((status.Get_tag(), status.Get_source(), posted.head))
+        else:  # it came in the moment in which its receive was taken back
+            self._hand_on(status.Get_tag(), status.Get_source(), posted.head)
+
+    def _hand_on(self, tag: int, source: int, head: bytearray) -> None:
+        """Give a head to the first receive that waits for one, or keep it for the next that comes."""
+        for recv, posted in self._posted.items():
+            if (
+                posted.request is not None
+                and self._tag_of(recv.key) == tag
+                and recv.src in (self._ranks[source], ANY_SOURCE)
+            ):
+                # If its own request has got a head, or gets one before MPI cancels it, that is handed on.
+                self.withdraw(recv)
+                self._open(recv, source, head)
+                return
+        self._unclaimed.append((tag, source, head))
 
     def _refuse(self, recv: Recv, error: BaseException) -> None:
         self._posted.pop(recv, None)

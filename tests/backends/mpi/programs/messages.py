@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups.world import current_world
 
 LONG = 300_000
 """Elements of a message that MPI does not send unasked."""
@@ -20,6 +22,7 @@ async def messages() -> None:
     await _in_order(rank)
     await _from_anybody(rank)
     await _taken_back(rank)
+    await _taken_back_as_it_came(rank)
     await _of_another_shape(rank)
     await _objects(rank)
     await _refused(rank)
@@ -70,6 +73,29 @@ async def _taken_back(rank: int) -> None:
         await dist.barrier()
         if rank == 1:
             await dist.send(np.ones(2), 0, tag=2)
+
+
+async def _taken_back_as_it_came(rank: int) -> None:
+    """A message that a receive has got as it is cancelled goes to the receive that waits already."""
+    into = [np.zeros(1) for _ in range(3)]
+    if rank == 1:
+        works = [dist.irecv(each, 0, tag=3) for each in into]
+        await dist.barrier()
+        comm = current_world().default_group().backend._gate.comm  # type: ignore[attr-defined]
+        end = time.monotonic() + 30
+        while not comm.Iprobe(0) and time.monotonic() < end:  # MPI puts away what comes before it
+            pass
+        works[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await works[0]
+        assert [await work for work in works[1:]] == [0, 0]
+        assert [each.item() for each in into] == [0, 1, 2]
+        assert (await dist.recv(src=0, tag=4)).tensor.item() == 3
+    else:
+        await dist.barrier()
+        if rank == 0:
+            for number, tag in ((1, 3), (2, 3), (3, 4)):
+                await dist.send(np.full(1, float(number)), 1, tag=tag)
 
 
 async def _of_another_shape(rank: int) -> None:
