@@ -53,10 +53,12 @@ class TorchWork(c10d.Work):
         self._is_waited_for = True
         if self._future is not None:
             self._complete(self._future)
-        self.operation.wait()
-        if self.is_registered:
-            self.is_registered = False  # first: removing it waits for it again
-            work_registry.remove(self.tensors)
+        try:
+            self.operation.wait()
+        finally:
+            if self.is_registered:
+                self.is_registered = False  # first: removing it waits for it again
+                work_registry.remove(self.tensors)
         return True
 
     def synchronize(self) -> None:

@@ -7,6 +7,7 @@ methods of C++, which a group in Python replaces.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,9 +29,10 @@ def enter(work: Any, tensors: Sequence[Any]) -> bool:
 
 
 def remove(tensors: Sequence[Any]) -> None:
-    """Remove what is entered for ``tensors``, and wait for it."""
+    """Remove what is entered for ``tensors``, and wait for it. Raises no error of theirs."""
     for tensor in _with_storage(tensors):
-        torch.ops._c10d_functional.wait_tensor(tensor)
+        with contextlib.suppress(Exception):  # the work's own `wait` raises it
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def _with_storage(tensors: Sequence[Any]) -> list[Any]:

@@ -38,6 +38,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("operations:functional_collectives", 3),
         ("compiled:traced", 2),
         ("compiled:waits_for_eager_code", 2),
+        ("compiled:forgets_what_failed", 2),
         ("compiled:replicas", 2),
         ("operations:futures", 3),
         ("operations:futures_of_finished_works", 3),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -57,6 +58,18 @@ def waits_for_eager_code(rank: int, size: int) -> None:
         assert registered() == 0
     dist.all_reduce(torch.ones(2), async_op=True).wait()
     assert registered() == 0
+
+
+def forgets_what_failed(rank: int, size: int) -> None:
+    """The error of a work is not raised again by the next one on the same tensor."""
+    data = torch.ones(2)
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        work = dist.all_reduce(data[: 1 + rank], async_op=True)
+        with pytest.raises(RuntimeError, match="ranks disagree"):
+            work.wait()
+        assert c10d._get_work_registry_size() == 0
+        assert dist.all_reduce(data, async_op=True).wait()
+    assert data.tolist() == [size] * 2
 
 
 def to_cpp(rank: int, size: int) -> None:
