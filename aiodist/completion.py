@@ -123,7 +123,7 @@ class Once(Generic[T]):
     with the error of ``pending`` or of `throw`.
     """
 
-    __slots__ = ("_driver", "_finish", "_on_done", "_pending")
+    __slots__ = ("_driver", "_error", "_finish", "_on_done", "_pending")
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class Once(Generic[T]):
         self._finish = finish
         self._on_done = on_done
         self._driver: Driver[T] | None = None
+        self._error: BaseException | None = None  # thrown while `finish` runs
 
     def start(self) -> None:
         pending = self._pending
@@ -152,6 +153,8 @@ class Once(Generic[T]):
             self._on_done(None, error)
         elif self._driver is not None:
             self._driver.throw(error)
+        else:
+            self._error = error
 
     def _step(self) -> None:
         pending, self._pending = self._pending, None
@@ -169,6 +172,8 @@ class Once(Generic[T]):
             self._on_done(value, error)
         else:
             self._driver.start()
+            if self._error is not None:
+                self._driver.throw(self._error)
 
 
 async def together(*coroutines: Coroutine[Any, Any, None]) -> None:

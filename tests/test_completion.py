@@ -232,6 +232,24 @@ def test_once_goes_on_as_a_coroutine_if_its_step_was_not_the_last(end: str) -> N
     assert ended == [3 if end == "well" else error]
 
 
+def test_throw_from_within_the_step_of_once_comes_at_the_first_wait_of_the_rest() -> None:
+    pending: Pending[int] = Pending()
+    ended: list[object] = []
+    error = ValueError()
+
+    async def rest() -> None:
+        await Pending[None]()
+
+    def step(value: int) -> None:
+        run.throw(error)
+        raise Unfinished(rest)
+
+    run: Once[None] = Once(pending, step, lambda value, error: ended.append(error or value))
+    run.start()
+    pending.complete(1)
+    assert ended == [error]
+
+
 def test_together_runs_side_by_side_until_all_have_ended() -> None:
     first: Pending[None] = Pending()
     second: Pending[None] = Pending()
