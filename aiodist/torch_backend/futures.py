@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aiodist.deadline import SIGNAL_SECONDS
 from aiodist.torch_backend.submission import Operation, Operations
 
 
@@ -65,7 +66,8 @@ class Completions:
         """Wait until callbacks of all futures that were added as ordered have run."""
         if self._ordered:
             with self._changed:
-                self._changed.wait_for(lambda: not self._ordered)
+                while self._ordered:
+                    self._changed.wait(SIGNAL_SECONDS)
 
     def close(self, *, join: bool = True) -> None:
         """End the thread after its present entries; ``join``: wait for that, some seconds at most."""

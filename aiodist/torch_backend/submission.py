@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from aiodist.deadline import acquire
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.work import Work
 from aiodist.p2p.spin_policy import SHORTEST
@@ -150,11 +152,10 @@ class Operation:
         """Wait for the end. After ``seconds`` the operation itself fails, on all its ranks."""
         if self.done:
             return
-        if seconds is None or seconds > threading.TIMEOUT_MAX:
-            self._gate.acquire()
-        elif not self._gate.acquire(timeout=seconds):
-            self._try(partial(self._expire, seconds))
-            self._gate.acquire()
+        limit = math.inf if seconds is None else seconds
+        if not acquire(self._gate, limit):
+            self._try(partial(self._expire, limit))
+            acquire(self._gate)
         self._gate.release()  # for the next that waits
 
     def wait(self, seconds: float | None = None) -> None:

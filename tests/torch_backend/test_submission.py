@@ -1,0 +1,73 @@
+"""An operation of the torch backend, as the thread sees it that waits for its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from aiodist.deadline import SIGNAL_SECONDS
+from aiodist.torch_backend.futures import Completions
+from aiodist.torch_backend.submission import Operation
+
+
+class SlowLock:
+    """A lock that is free when it has been asked for the third time."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        self.asked.append(timeout)
+        return len(self.asked) == 3
+
+    def release(self) -> None:
+        pass
+
+
+class SlowCondition(SlowLock):
+    """A condition that holds when it has been waited for three times."""
+
+    def __init__(self, completions: Completions) -> None:
+        super().__init__()
+        self._completions = completions
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def wait(self, timeout: float = -1) -> bool:
+        self._completions._ordered = not self.acquire(timeout=timeout)
+        return True
+
+
+def test_a_thread_that_waits_sleeps_for_a_second_at_a_time_so_that_no_signal_is_lost() -> None:
+    lock = SlowLock()
+    operation = Operation(lambda function: None)
+    operation._gate = lock  # type: ignore[assignment]
+    operation.block()
+    assert lock.asked == [SIGNAL_SECONDS] * 3
+
+
+def test_a_thread_that_waits_for_callbacks_sleeps_for_a_second_at_a_time() -> None:
+    completions = Completions()
+    condition = SlowCondition(completions)
+    completions._changed = condition  # type: ignore[assignment]
+    completions._ordered = 1
+    completions.settle()
+    assert condition.asked == [SIGNAL_SECONDS] * 3
+
+
+def test_an_operation_is_failed_once_its_time_is_over() -> None:
+    posted: list[Callable[[], None]] = []
+
+    def post(function: Callable[[], None]) -> None:
+        posted.append(function)
+        operation.end(TimeoutError())
+
+    operation = Operation(post)
+    with pytest.raises(TimeoutError):
+        operation.wait(0.01)
+    assert len(posted) == 1
