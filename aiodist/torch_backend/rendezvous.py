@@ -55,7 +55,9 @@ def _store(found: MeetingPlan, timeout: timedelta) -> Any:
         return c10d.HashStore()
     master = found.master
     if not master.server:
-        return _of_rank_0(found, Deadline(timeout))
+        store = _of_rank_0(found, Deadline(timeout))
+        store.set_timeout(timeout)
+        return store
     # torchrun's agent serves the same store to the workers of each attempt.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = _tcp_store(found, Deadline(timeout))
@@ -71,6 +73,7 @@ def _of_rank_0(found: MeetingPlan, deadline: Deadline) -> Any:
     if found.rank == 0:
         store = _tcp_store(found, deadline)
         for rank in range(1, found.size):
+            store.set_timeout(time_left(deadline))
             token = store.get(f"aiodist/here/{rank}")
             store.delete_key(f"aiodist/here/{rank}")  # else it would be welcomed the next time
             store.set(f"aiodist/welcome/{token.decode()}", b"")
@@ -80,6 +83,7 @@ def _of_rank_0(found: MeetingPlan, deadline: Deadline) -> Any:
         try:
             store = _tcp_store(found, deadline)
             store.set(f"aiodist/here/{found.rank}", token)
+            store.set_timeout(time_left(deadline))
             store.get(f"aiodist/welcome/{token}")
         except DistNetworkError:
             if deadline.remaining() < _RETRY_SECONDS:
@@ -97,6 +101,11 @@ def _tcp_store(found: MeetingPlan, deadline: Deadline) -> Any:
         master.port,
         found.size,
         is_master=found.rank == 0 and not master.server,
-        timeout=timedelta(seconds=deadline.remaining()),
+        timeout=time_left(deadline),
         multi_tenant=True,
     )
+
+
+def time_left(deadline: Deadline) -> timedelta:
+    """Return the time left until ``deadline`` for a store of torch, at least a millisecond."""
+    return timedelta(seconds=max(deadline.remaining(), 0.001))

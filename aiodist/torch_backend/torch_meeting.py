@@ -10,7 +10,6 @@ away, rank 0 is on its way to the next one at the same address.
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -18,6 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
+from aiodist.torch_backend.rendezvous import time_left
 from aiodist.torch_backend.worlds import TorchWorld
 
 
@@ -45,7 +45,7 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     registered.set_timeout(timeout)
     store = _for_us(registered)
     store.add(_visits(rank), 1)
-    world = TorchWorld.met(store, rank, size, _left(deadline), name)
+    world = TorchWorld.met(store, rank, size, time_left(deadline), name)
     world.whole.timeout = to_seconds(timeout)
     return world, registered
 
@@ -61,16 +61,12 @@ def _of_torch(store: Any) -> Any | None:
 def _following(tcp: Any, size: int, deadline: Deadline) -> Any:
     """A client of the server that comes after that of ``tcp``. Raises DistNetworkError."""
     try:
-        return c10d.TCPStore(tcp.host, tcp.port, size, is_master=False, timeout=_left(deadline))
+        return c10d.TCPStore(tcp.host, tcp.port, size, is_master=False, timeout=time_left(deadline))
     except RuntimeError as error:
         raise DistNetworkError(
             f"rank 0 closed its store at {tcp.host}, port {tcp.port}, and served no other there "
             f"within {deadline.timeout:g} s; see whether it calls init_process_group again: {error}"
         ) from None
-
-
-def _left(deadline: Deadline) -> timedelta:
-    return timedelta(seconds=max(deadline.remaining(), 0.001))
 
 
 def _was_here(store: Any, same: Any, rank: int) -> bool:
