@@ -19,7 +19,7 @@ from aiodist.sync.torch_group import SharedWorld
 from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.torch_backend import work_registry
 from aiodist.torch_backend.devices import DEVICES, Devices
-from aiodist.torch_backend.futures import Completions, level_here
+from aiodist.torch_backend.futures import Completions, completed_at_once, level_here
 from aiodist.torch_backend.options import seconds_of
 from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
@@ -85,7 +85,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
     def _submit(self, name: str, start: Callable[[], Started], at_once: bool = False) -> Operation:
         # CUDA tensors: copies begin after what the calling thread's stream has to do.
         operation = Operation(self._world.post, on_callers_stream(start), record(name))
-        if os.getpid() != self._pid:
+        if self._is_inherited:
             operation.end(
                 InvalidUsageError(
                     "this group belongs to the process that forked this one; call "
@@ -103,8 +103,15 @@ class Membership(_Base):  # type: ignore[misc]  # see above
             operation.submit()
         return operation
 
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this process is a forked child of the group's: it has no thread of the group."""
+        return os.getpid() != self._pid
+
     def _completions(self) -> Completions:
         """Return the object that completes the futures of operations that the calling thread starts."""
+        if self._is_inherited:
+            return completed_at_once()
         level = level_here()
         known = self._levels.get(level)
         return known or self._levels.setdefault(level, Completions(level))

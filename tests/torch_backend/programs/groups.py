@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 from datetime import timedelta
 from time import perf_counter, sleep
@@ -250,14 +251,15 @@ def destroyed(rank: int, size: int) -> None:
 
 def forked(rank: int, size: int) -> None:
     """A child of a rank cannot use the rank's group, and is told so; the rank's goes on."""
+    dist.all_reduce(
+        torch.ones(1), async_op=True
+    ).get_future().wait()  # starts a thread, which no child has
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            dist.group.WORLD.allreduce([torch.ones(1)]).wait()
-        except RuntimeError as error:
-            code = 0 if "forked" in str(error) else 2
-        os._exit(code)
+        faulthandler.dump_traceback_later(30, exit=True)
+        work = dist.group.WORLD.allreduce([torch.ones(1)])
+        said = [error_of(work.wait), error_of(work.get_future().wait)]
+        os._exit(0 if all("forked" in each for each in said) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     dist.barrier()
 
