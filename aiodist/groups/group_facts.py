@@ -91,6 +91,12 @@ class RankWorld(Protocol):
         """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
 
     def on_close(
-        self, callback: Callable[[], Awaitable[None]], in_child: Callable[[], None]
+        self,
+        callback: Callable[[], Awaitable[None]],
+        in_child: Callable[[], None],
+        is_over: Callable[[], bool],
     ) -> None:
-        """Await ``callback()`` when the world closes; call ``in_child()`` in a forked child."""
+        """Await ``callback()`` when the world closes; call ``in_child()`` in a forked child.
+
+        ``is_over()``: whether both may be forgotten.
+        """

@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiodist.collectives.rule_tables import OURS, decode
 from aiodist.completion import T
@@ -47,6 +47,14 @@ _running_loop = asyncio._get_running_loop
 log = logging.getLogger("aiodist")
 
 
+class _AtClose(NamedTuple):
+    """The arguments of one call of `World.on_close`."""
+
+    callback: Callable[[], Awaitable[None]]
+    in_child: Callable[[], None]
+    is_over: Callable[[], bool]
+
+
 class World:
     """All that one rank has. Empty until ``init_process_group`` fills it.
 
@@ -78,8 +86,7 @@ class World:
         self.opening = False  # init_process_group is under way
         self.destroyed = False  # its user has closed it, and made no new one since
         self.is_child = False  # of a process that had one when it forked, and has made none since
-        self._on_close: list[Callable[[], Awaitable[None]]] = []
-        self._in_child: list[Callable[[], None]] = []
+        self._on_close: list[_AtClose] = []
         self.membership = Membership()
         self.extras: dict[type, Any] = {}  # by class: what layers above keep until the world closes
 
@@ -110,15 +117,19 @@ class World:
         self._endpoint = endpoint
 
     def on_close(
-        self, callback: Callable[[], Awaitable[None]], in_child: Callable[[], None]
+        self,
+        callback: Callable[[], Awaitable[None]],
+        in_child: Callable[[], None],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Await ``callback()`` when the world closes, after the endpoint.
 
         In a forked child ``in_child()`` gives back what the child inherited. It is also called, without
-        a loop, where the world's own loop has ended.
+        a loop, where the world's own loop has ended. ``is_over()``: whether neither is needed any more;
+        both are then forgotten at the next call of this method.
         """
-        self._on_close.append(callback)
-        self._in_child.append(in_child)
+        self._on_close = [each for each in self._on_close if not each.is_over()]
+        self._on_close.append(_AtClose(callback, in_child, is_over))
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
         """Close the connections, flushing them for ``seconds`` at most, and be empty again."""
@@ -128,8 +139,8 @@ class World:
             if endpoint is not None:
                 await endpoint.close(seconds)
         finally:
-            for callback in callbacks:
-                await callback()
+            for each in callbacks:
+                await each.callback()
 
     def close_in_child(self) -> None:
         """Be empty in a forked child, and give back the sockets; the parent's streams go on."""
@@ -137,8 +148,8 @@ class World:
             group.abandon(NotInitializedError(_CHILD), calls_back=False)
         if self._endpoint is not None:
             self._endpoint.close_in_child()
-        for callback in self._in_child:
-            callback()
+        for each in self._on_close:
+            each.in_child()
         destroyed, is_child = self.destroyed, self.is_child or self.its_loop is not None
         self.clear()
         self.destroyed, self.is_child = destroyed, is_child
@@ -155,8 +166,8 @@ class World:
         try:
             if self._endpoint is not None:
                 self._endpoint.abandon()
-            for callback in self._in_child:
-                callback()
+            for each in self._on_close:
+                each.in_child()
         finally:
             self.clear()
         return True

@@ -92,7 +92,7 @@ class WrappedGroup:
         self._closed = False
         self._turn = threading.Lock()
         self._endings: list[Callable[[], bool]] = []
-        group.world.on_close(self.gone, self._leave_to_parent)
+        group.world.on_close(self.gone, self._leave_to_parent, self._is_over)
         self.under_way = 0
         self._opened: Pending[None] = Pending()
         seconds = OPEN_SECONDS if group.timeout is None else group.timeout
@@ -226,9 +226,15 @@ class WrappedGroup:
         A process that ends before them may crash: torch's destructors wait for the interpreter.
         """
         end = self._loop.time() + _LAST_SECONDS
-        alive = [self._caller.is_alive, self._waiter.is_alive, *self._endings]
-        while self._loop.time() < end and any(is_alive() for is_alive in alive):  # noqa: ASYNC110
+        while self._loop.time() < end and self._has_threads():  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)  # threads have no event to await
+
+    def _has_threads(self) -> bool:
+        alive = [self._caller.is_alive, self._waiter.is_alive, *self._endings]
+        return any(is_alive() for is_alive in alive)
+
+    def _is_over(self) -> bool:
+        return self._closed and not self._has_threads()
 
     def _leave_to_parent(self) -> None:
         # In a forked child. torch's destructor would wait for threads that only the parent has,

@@ -15,6 +15,7 @@ import torch
 import aiodist as dist
 from aiodist.backends.torch_groups import messages
 from aiodist.backends.torch_groups.kinds import Gloo
+from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 
 
@@ -63,6 +64,23 @@ async def test_ranks_that_disagree_find_out() -> None:
         with pytest.raises(dist.CollectiveMismatchError, match="ranks disagree"):
             await dist.all_reduce(torch.ones(4 + rank), group=group)
         await dist.barrier()
+
+    await run_ranks(2, body)
+
+
+async def test_a_destroyed_group_is_forgotten_once_its_threads_have_ended() -> None:
+    async def body(rank: int) -> None:
+        gone = []
+        for _ in range(3):
+            group = await dist.new_group(backend="torch:gloo")
+            await dist.barrier(group)
+            torch_group = current_world().groups[-1].backend._messages.torch  # type: ignore[attr-defined]
+            await dist.destroy_process_group(group)
+            await torch_group.gone()
+            gone.append(weakref.ref(torch_group))
+            del group, torch_group
+        gc.collect()
+        assert [each() is None for each in gone] == [True, True, False]
 
     await run_ranks(2, body)
 
