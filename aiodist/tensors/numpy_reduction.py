@@ -184,7 +184,8 @@ def _scaler(ufunc: np.ufunc, dtype: np.dtype[Any], number: Any) -> _Scale:
     A real number is applied to the parts of complex ones: that needs no complex arithmetic.
     """
     to_parts = dtype.kind == "c" and not isinstance(number, complex)
-    value = (dtype.type(0).real.dtype if to_parts else dtype).type(number)
+    kind = (dtype.type(0).real.dtype if to_parts else dtype).type
+    value: Any = _silent()(kind, number)  # a float beyond the range of float32 is infinite
 
     def scale(data: Array) -> None:
         numbers = data.view(data.real.dtype) if to_parts else data

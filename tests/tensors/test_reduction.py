@@ -304,6 +304,13 @@ def test_a_long_double_has_factors_beyond_the_range_of_a_float():
     assert np.frombuffer(data, np.longdouble)[0] == np.longdouble("1e400")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_a_factor_beyond_the_range_of_the_dtype_is_infinite_without_a_warning(dtype):
+    data = aligned(torch.ones(3, dtype=getattr(torch, dtype)).view(torch.uint8).numpy().tobytes())
+    reduction(ReduceOp.premul_sum(1e300), dtype_named(dtype), 2).prepare(data)
+    assert seen_by_torch(data, dtype).isinf().all()
+
+
 def test_premul_sum_of_complex32():
     data = aligned(np.float16([1, 2, 3, -1]).tobytes())
     reduction(ReduceOp.premul_sum(2 + 1j), dtype_named("complex32"), 2).prepare(data)
