@@ -131,9 +131,13 @@ def _failed_process(context: ProcessContext) -> int | None:
 
 def _reports_another_rank(context: ProcessContext, index: int) -> bool:
     process = context.processes[index]
+    file = Path(context.error_files[index])
     try:
-        trace = pickle.loads(Path(context.error_files[index]).read_bytes())  # noqa: S301 - a child wrote it
+        trace = pickle.loads(file.read_bytes())  # noqa: S301 - a child wrote it
     except FileNotFoundError:  # it raised nothing: a signal or an exit code ended it
+        return False
+    except (EOFError, pickle.UnpicklingError):  # the disk was full, or it was killed as it wrote
+        file.unlink()  # torch then reports the exit code
         return False
     failure = Failure(index, index, process.pid, ADDRESS, process.exitcode, trace)
     return failure.is_consequence()

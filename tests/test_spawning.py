@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -75,6 +78,18 @@ def leave(i: int) -> None:
     os._exit(7)
 
 
+def fail_on_a_full_disk(i: int) -> None:
+    """Rank 0 fails, and its traceback cannot be written."""
+    if i:
+        time.sleep(600)
+    pickle.dump = refuse_to_dump
+    raise ValueError("boom in rank 0")
+
+
+def refuse_to_dump(*args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def listen(i: int) -> None:
     if i == 0:
         socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
@@ -139,6 +154,12 @@ def test_an_exit_code_reaches_the_parent():
     with pytest.raises(torch_spawn.ProcessExitedException) as caught:
         spawn(leave, start_method="fork")
     assert caught.value.exit_code == 7
+
+
+def test_a_process_whose_traceback_could_not_be_written_ends_the_others():
+    with pytest.raises(torch_spawn.ProcessExitedException, match="exit code 1"):
+        spawn(fail_on_a_full_disk, nprocs=2, start_method="fork")
+    assert not multiprocessing.active_children()
 
 
 def test_rank_0_can_listen_on_the_reserved_port():
