@@ -50,7 +50,7 @@ class Gate:
         # Not open before the last has gone: a call that comes now comes after them.
         while self._waiting:
             self._call(*self._waiting.pop(0))
-        self.is_open = True
+        self.is_open = self.error is None  # one of them may have shut it
 
     def _call(self, start: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         try:
