@@ -154,7 +154,10 @@ class Worker:
         """Return ``count`` bytes; none at the end of the stream."""
         data = bytearray()
         while len(data) < count:
-            piece = self._control.recv(min(count - len(data), 1 << 20))
+            try:
+                piece = self._control.recv(min(count - len(data), 1 << 20))
+            except ConnectionResetError:  # the other end closed with an answer unread
+                piece = b""
             if not piece:
                 return b""
             data += piece
