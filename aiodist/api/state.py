@@ -91,8 +91,15 @@ async def sync_state(
                 "the same model on both ranks?",
                 *(pg.global_rank, len(rebuilding.unused), pg.ranks[root], min(rebuilding.unused)),
             )
-    works = [pg.start(Broadcast(tensor, root), seconds) for tensor in tensors]
-    await _all(works)
+    works: list[Work[None]] = []
+    try:
+        works.extend(pg.start(Broadcast(tensor, root), seconds) for tensor in tensors)
+        for work in works:
+            await work
+    except BaseException:
+        for work in works:  # else they would write to the state after the end of this call
+            work.cancel()
+        raise
     return state_dict
 
 
@@ -102,18 +109,6 @@ def _healthy(group: GroupEngine) -> int:
         if rank not in group.newcomers:
             return number
     return 0
-
-
-async def _all(works: list[Work[None]]) -> None:
-    """Wait for all; raise the first error."""
-    error: Exception | None = None
-    for work in works:
-        try:
-            await work
-        except Exception as raised:  # noqa: BLE001  # raised below
-            error = error or raised
-    if error is not None:
-        raise error
 
 
 def _describe(part: Any, tensors: list[Tensor]) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 
 import aiodist as dist
+from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
+from tests.limits import until
 
 
 def model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -151,3 +154,22 @@ async def test_all_ranks_hear_of_a_tensor_that_cannot_travel() -> None:
         await dist.barrier()
 
     await run_ranks(2, main)
+
+
+async def test_nothing_writes_to_the_state_after_a_cancellation() -> None:
+    async def main(rank: int) -> None:
+        state = {name: np.full(1 << 18, float(rank)) for name in "abc"}
+        task = asyncio.create_task(dist.sync_state(state))
+        if rank == 0:
+            with pytest.raises(dist.CollectiveCancelledError, match="rank 1"):
+                await task
+        else:
+            await until(lambda: len(current_world().under_way()) == 3)
+            under_way = current_world().under_way()
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled()
+            assert all(work.cancelled() for work in under_way)
+        await dist.barrier()
+
+    await run_ranks(2, main, timeout=30)
