@@ -38,8 +38,8 @@ async def sync_state(
     All call it, as a collective. On the other ranks ``state_dict`` is changed in place. A tensor
     of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
     gets the source's parameters. Missing entries are added, and entries that the source does not
-    have are removed. A rank that had tensors of another dtype or shape, or under other names, logs
-    a warning: its model does not get the source's.
+    have are removed. A rank that had tensors of another dtype or shape, or under other names, or
+    that cannot be written, logs a warning: its model does not get the source's.
 
     After a failure or a cancellation the state is a mixture: call it again on a group that works.
 
@@ -59,18 +59,20 @@ async def sync_state(
         CollectiveError: What `broadcast` and `broadcast_object_list` raise.
         InvalidUsageError: A tensor of the source cannot travel, a sparse one for instance. All ranks
             raise it.
-        TypeError: A part of the state cannot travel.
+        TypeError: A part of the state cannot travel, a DTensor for instance. The other ranks raise
+            InvalidUsageError or CollectiveError.
     """
     pg = current_world().group_here(group)
     root = check_rank(pg, src, group_src, "src", default=_healthy(pg))
     seconds = to_seconds(timeout)
     tensors: list[Tensor] = []
     plan: list[Any] = [None]
-    refused: DistError | None = None
+    refused: DistError | TypeError | None = None
     if pg.rank == root:
         try:
             plan[0] = _describe(state_dict, tensors)
-        except DistError as error:  # the other ranks wait for the state, so they have to know
+        except (DistError, TypeError) as error:
+            # The other ranks wait for the state, so they have to know.
             plan[0], refused = [_REFUSED, str(error)], error
     fill = partial(fill_list, plan)
     name, pickle = "broadcast_object_list", pg.world.allow_pickle
@@ -175,4 +177,8 @@ class _Rebuilding:
 def _fits(mine: Any, meta: bytes) -> bool:
     if not is_tensor(mine):
         return False
-    return encode_meta(buffer_of(mine, "state_dict", writable=True, load=False)) == meta
+    try:
+        own = encode_meta(buffer_of(mine, "state_dict", writable=True, load=False))
+    except (DistError, TypeError):
+        return False  # an error on this rank alone would let the other ranks wait
+    return own == meta

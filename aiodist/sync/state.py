@@ -23,8 +23,8 @@ def sync_state(
     All call it, as a collective. On the other ranks ``state_dict`` is changed in place. A tensor
     of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
     gets the source's parameters. Missing entries are added, and entries that the source does not
-    have are removed. A rank that had tensors of another dtype or shape, or under other names, logs
-    a warning: its model does not get the source's.
+    have are removed. A rank that had tensors of another dtype or shape, or under other names, or
+    that cannot be written, logs a warning: its model does not get the source's.
 
     After a failure or a cancellation the state is a mixture: call it again on a group that works.
 
@@ -46,6 +46,7 @@ def sync_state(
         CollectiveError: What `broadcast` and `broadcast_object_list` raise.
         InvalidUsageError: A tensor of the source cannot travel, a sparse one for instance. All ranks
             raise it.
-        TypeError: A part of the state cannot travel.
+        TypeError: A part of the state cannot travel, a DTensor for instance. The other ranks raise
+            InvalidUsageError or CollectiveError.
     """
     return portal().run(api.sync_state, state_dict, group, src, group_src, timeout=timeout)

@@ -146,14 +146,48 @@ async def test_state_that_cannot_be_sent_is_refused_on_the_source_and_told_to_th
     await run_ranks(2, main)
 
 
-async def test_all_ranks_hear_of_a_tensor_that_cannot_travel() -> None:
+@pytest.mark.parametrize(
+    ("tensor", "kind", "told"),
+    [
+        (torch.eye(2).to_sparse(), dist.InvalidUsageError, "layout sparse_coo"),
+        (np.ma.masked_array([[1.0]]), TypeError, "masked array"),
+    ],
+    ids=["sparse", "masked"],
+)
+async def test_all_ranks_hear_of_a_tensor_that_cannot_travel(
+    tensor: Any, kind: type[Exception], told: str
+) -> None:
     async def main(rank: int) -> None:
-        sparse = torch.eye(2).to_sparse()
-        with pytest.raises(dist.InvalidUsageError, match="layout sparse_coo"):
-            await dist.sync_state({"t": sparse if rank == 0 else torch.eye(2)}, timeout=10)
+        state = {"t": tensor if rank == 0 else torch.eye(2)}
+        with pytest.raises(kind if rank == 0 else dist.InvalidUsageError, match=told):
+            await dist.sync_state(state, timeout=10)
         await dist.barrier()
 
     await run_ranks(2, main)
+
+
+@pytest.mark.parametrize(
+    "mine",
+    [
+        np.broadcast_to(np.zeros(1), 2),
+        np.ma.masked_array([0.0, 0.0]),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+    ],
+    ids=["read-only", "masked", "sparse", "meta"],
+)
+async def test_a_tensor_that_cannot_be_written_is_replaced_with_a_warning(
+    mine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(rank: int) -> None:
+        state = {"t": np.ones(2) if rank == 0 else mine}
+        await dist.sync_state(state, timeout=10)
+        assert np.array_equal(state["t"], np.ones(2))
+        await dist.barrier()
+
+    await run_ranks(2, main)
+    (record,) = [each for each in caplog.records if each.name == "aiodist"]
+    assert "rank 1 had 1 tensors that do not fit" in record.getMessage()
 
 
 async def test_nothing_writes_to_the_state_after_a_cancellation() -> None:
