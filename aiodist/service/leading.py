@@ -191,7 +191,11 @@ class Leader:
         return results if current.error is None else current.error
 
     async def _note(self, current: Round, mine: asyncio.Task[Any]) -> None:
-        current.mine = await outcome_of(mine, self._group.global_rank, self._group._engine)
+        try:
+            current.mine = await outcome_of(mine, self._group.global_rank, self._group._engine)
+        except BaseException as error:  # the handler raised it: the service ends on this rank
+            current.fail(error)
+            raise
         current.ended(current.mine)
 
     async def _tell(self, message: list[Any]) -> None:

@@ -83,7 +83,7 @@ class Round:
     """One batch, which all ranks carry out: collects their outcomes. Lives on the leader.
 
     ``over``: done when all ranks have ended it, or the grace after the first error has passed; fails
-    with the error of the group.
+    with the error of the group, or with what ends the service.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -105,8 +105,8 @@ class Round:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(GRACE_SECONDS, self._finish)
 
-    def fail(self, error: Exception) -> None:
-        """Note that the group has ended."""
+    def fail(self, error: BaseException) -> None:
+        """Note that the group, or the service on this rank, has ended."""
         if not self.over.done():
             self.over.set_exception(error)
             self.over.exception()  # asked for: a leader that still tells the workers never waits for it

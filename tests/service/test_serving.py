@@ -213,6 +213,25 @@ async def test_an_exception_whose_text_cannot_be_made_reaches_the_caller():
     assert answer == "good"
 
 
+class End(BaseException):
+    """As pytest.fail raises it."""
+
+
+async def test_what_is_no_exception_in_the_handler_of_the_leader_ends_the_service():
+    async def worker():
+        async def forward(requests):
+            raise End
+
+        return forward
+
+    async def lead(service):
+        with pytest.raises(dist.GroupRevokedError, match="it stops"):
+            await asyncio.wait_for(service.call(1), scaled(10))
+
+    with pytest.raises(End):
+        await serve(1, lead, worker)
+
+
 async def test_an_error_on_all_ranks_needs_no_new_group():
     async def worker():
         async def forward(requests):
