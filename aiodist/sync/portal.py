@@ -193,7 +193,7 @@ class Portal:
                 acquire(ended)
         except BaseException:
             if ended is not None:  # else it has ended
-                loop.call_soon_threadsafe(work.cancel)
+                _cancel_in(loop, work)
             raise
         finally:
             if isinstance(ended, BlockedCaller):
@@ -227,8 +227,7 @@ class Portal:
         try:
             ran = handoff.run_until(loop, ended, held)
         except BaseException:
-            with suppress(RuntimeError):  # the loop is closed: all operations have ended
-                loop.call_soon_threadsafe(work.cancel)
+            _cancel_in(loop, work)
             raise
         if ran:
             handoff.hand_on(loop)
@@ -249,8 +248,7 @@ class Portal:
                 if loop.is_closed() and not call.ended.acquire(False):
                     raise NotInitializedError(_CLOSED)
         except BaseException:
-            with suppress(RuntimeError):  # the loop is closed: all operations have ended
-                loop.call_soon_threadsafe(call.cancel)
+            _cancel_in(loop, call)
             raise
         error, call.error = call.error, None
         try:
@@ -505,6 +503,12 @@ def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> No
         loop.call_soon_threadsafe(start)
     except RuntimeError:
         raise NotInitializedError(_CLOSED) from None
+
+
+def _cancel_in(loop: asyncio.AbstractEventLoop, call: Work[Any] | CrossThreadCall) -> None:
+    """Have ``loop`` cancel ``call``, because the thread that waits for it is interrupted."""
+    with suppress(RuntimeError):  # the loop is closed: all operations have ended
+        loop.call_soon_threadsafe(call.cancel)
 
 
 @contextmanager

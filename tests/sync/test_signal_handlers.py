@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from tests.limits import scaled
 
@@ -54,3 +57,39 @@ def test_a_handler_that_raises_in_a_call_leaves_the_engine_free(
     process = script(STRUCK, PYTHONWARNINGS="ignore")
     out, told = process.communicate(timeout=scaled(30))
     assert out == "True [True]\n", told
+
+
+ENDED_BY_A_HANDLER = """
+    import signal, sys, time
+    import numpy as np
+    import aiodist.sync as dist
+
+    path, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)
+    x = np.ones(1)
+
+    def end(number, frame):
+        before = time.monotonic()
+        dist.abort_process_group()
+        print(time.monotonic() - before < 3)
+        sys.exit(7)
+
+    if rank == 0:
+        signal.signal(signal.SIGALRM, end)
+        dist.barrier()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        dist.recv(x, 1) if how == "message" else dist.all_reduce(x)
+    else:
+        dist.barrier()
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["collective"])
+def test_a_handler_may_abort_the_group_and_end_the_program(
+    script: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: str
+) -> None:
+    ending, other = (script(ENDED_BY_A_HANDLER, tmp_path / "store", rank, how) for rank in range(2))
+    out, told = ending.communicate(timeout=scaled(30))
+    assert (ending.returncode, out, told) == (7, "True\n", "")
+    other.communicate(timeout=scaled(30))
