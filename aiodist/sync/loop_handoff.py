@@ -71,7 +71,9 @@ class LoopHandoff:
         self._lent = False  # the loop's thread sleeps, or wants the loop lock back
         self._driver = 0  # which thread drives
         self._runner = 0  # which thread is in `run_until`, and runs the loop for its own thread
-        self._running = threading.Lock()  # held by that thread: it may sleep in the selector
+        # Held by that thread: it may sleep in the selector. It knows its owner, as a signal's handler that
+        # interrupts the sleep may end the loop.
+        self._running = threading.RLock()
         self._asleep = False  # that thread sleeps in the selector, without the loop lock
         self._lets_interrupts = False  # that thread holds Ctrl-C back, but not while it sleeps
         self._wanted = False
@@ -194,6 +196,11 @@ class LoopHandoff:
             )
         if self._runner == _get_ident():
             self._runner = 0
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the calling thread is in `run_until`, so in a signal's handler: `close` waits for it."""
+        return self._running._is_owned()  # type: ignore[attr-defined,no-any-return]
 
     def take(self) -> bool:
         """Wait until the calling thread may drive. Returns False if the loop has ended."""

@@ -329,7 +329,8 @@ class Portal:
             if self._users > 0 or loop is None:
                 return
             thread = self._stop()
-        if _running_loop() is not loop:  # not in a callback, which the loop's thread would wait for
+        # Not in a callback or a handler that has interrupted a call: the loop's thread waits for its end.
+        if _running_loop() is not loop and not self.handoff.is_interrupted:
             thread.join(JOIN_SECONDS)
 
     def settle(self, resident: Resident) -> None:

@@ -64,6 +64,7 @@ ENDED_BY_A_HANDLER = """
     import numpy as np
     import aiodist.sync as dist
 
+    # Rank 0 is struck in a wait.
     path, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)
     x = np.ones(1)
@@ -85,7 +86,7 @@ ENDED_BY_A_HANDLER = """
 """
 
 
-@pytest.mark.parametrize("how", ["collective"])
+@pytest.mark.parametrize("how", ["message", "collective"])
 def test_a_handler_may_abort_the_group_and_end_the_program(
     script: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: str
 ) -> None:
