@@ -378,7 +378,6 @@ class Reducer(ABC):
             raise InvalidUsageError("join() is in use for this reducer already")
         self._number = number
         self._divides_by_all = divide_by_initial_world_size
-        self._restart_join()
 
     def _restart_join(self) -> None:
         self._steps = 0  # of this rank, since all ranks had data
@@ -387,6 +386,7 @@ class Reducer(ABC):
     def _leave_join(self) -> None:
         self._number = 0
         self._divides_by_all = True
+        self._restart_join()
 
     def _launch_nothing(self) -> None:
         """Take part in a step of the others without gradients of this rank's own."""

@@ -153,6 +153,22 @@ def test_buffers_are_those_of_the_first_rank_after_each_step(run_threads: RunThr
     assert not torch.equal(second, first)
 
 
+async def test_after_a_join_buffers_are_those_of_the_first_rank_again() -> None:
+    async def on_rank(rank: int) -> float:
+        parameter, buffer = torch.nn.Parameter(torch.zeros(1)), torch.zeros(1)
+        reducer = AsyncReducer([parameter], buffers=[buffer])
+        async with reducer.join():
+            for _ in range(rank + 1):
+                parameter.sum().backward()
+                await reducer.synchronize()
+        buffer.fill_(rank)
+        parameter.sum().backward()
+        await reducer.synchronize()
+        return buffer.item()
+
+    assert await run_ranks(2, on_rank) == [0.0, 0.0]
+
+
 def test_an_exception_ends_the_join_on_its_rank_alone(run_threads: RunThreads) -> None:
     def on_rank(rank: int) -> None:
         reducer = GradientReducer(fresh().parameters())
