@@ -288,11 +288,11 @@ async def _make_default(
     deadline: Deadline,
     settings: Settings = NO_SETTINGS,
 ) -> None:
-    group = GroupEngine(world, name or DEFAULT_GROUP, range(size), backend, timeout, settings)
-    group.lineage = tuple(range(world.size))
-    bind(group)
-    world.add(group)
     try:
+        group = GroupEngine(world, name or DEFAULT_GROUP, range(size), backend, timeout, settings)
+        group.lineage = tuple(range(world.size))
+        bind(group)
+        world.add(group)
         await group.backend.ready(deadline)
     except BaseException:
         await close_world(world, 0.0)

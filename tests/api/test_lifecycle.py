@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.api import lifecycle
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.store.memory_store import MemoryStore
 from aiodist.testing import run_ranks
@@ -155,6 +157,22 @@ def test_operations_and_groups_of_a_loop_that_ended_raise() -> None:
     assert "has ended: call it, the operations" in str(receive.exception())
     with pytest.raises(dist.InvalidUsageError, match="has ended: call it, the operations"):
         asyncio.run(barrier(group))
+
+
+async def test_a_backend_that_cannot_be_made_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(group: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    meet = partial(dist.init_process_group, store=dist.MemoryStore(), rank=0, world_size=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(lifecycle, "bind", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await meet()
+    assert current_world().its_loop is None
+    await meet()
+    await dist.destroy_process_group()
 
 
 async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
