@@ -8,11 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch.optim import Optimizer
 
-import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.handle import Group
 from aiodist.horovod import ranks as job
 from aiodist.horovod.async_collectives import Average, Op, engine_op
+from aiodist.horovod.objects import allgather_object
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.training.compression import check_compression
 from aiodist.training.parameters import check_optimizer
@@ -116,7 +115,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     if named is not None:
         trained = {id(parameter) for parameter in parameters}
         own = {name: parameter for name, parameter in named if id(parameter) in trained}
-        parameters = [own[name] for name in _agreed(list(own), group)]
+        parameters = [own[name] for name in _agreed(list(own), process_set)]
     reducer = GradientReducer(
         parameters,
         op=reduction,
@@ -167,14 +166,15 @@ def _check_names(named: Sequence[Named], optimizer: Optimizer) -> None:
         )
 
 
-def _agreed(names: list[str], group: Group | None) -> list[str]:
+def _agreed(names: list[str], process_set: ProcessSet) -> list[str]:
     """Return the first rank's order of the names; raise InvalidUsageError if a rank has others."""
-    everybody: list[list[str]] = [[]] * dist.get_world_size(group)
-    dist.all_gather_object(everybody, names, group)
-    for number, others in enumerate(everybody):
+    everybody = allgather_object(names, process_set=process_set)
+    for rank, others in zip(process_set.ranks, everybody, strict=True):
         differing = sorted(set(others) ^ set(everybody[0]))
         if differing:
             raise InvalidUsageError(
-                f"parameter {differing[0]!r} is trained on one of ranks 0 and {number} alone"
+                f"parameter {differing[0]!r} is trained on one of ranks {process_set.ranks[0]} and {rank} "
+                "alone"
             )
-    return everybody[0]
+    first: list[str] = everybody[0]
+    return first

@@ -215,6 +215,20 @@ def test_names_that_are_wrong_are_refused(run_hvd: RunHvd) -> None:
     run_hvd(2, on_rank)
 
 
+def test_names_that_differ_in_a_process_set_are_told_with_the_ranks_of_the_job(
+    run_hvd: RunHvd,
+) -> None:
+    def on_rank(rank: int) -> None:
+        some = hvd.add_process_set([1, 2])
+        if rank:
+            model = fresh()
+            named = [(f"{name}.{rank}", each) for name, each in model.named_parameters()]
+            with pytest.raises(InvalidUsageError, match="trained on one of ranks 1 and 2"):
+                hvd.DistributedOptimizer(optimizer_of(model), named, process_set=some)
+
+    run_hvd(3, on_rank)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_optimizer_is_distributed_once(size: int, run_hvd: RunHvd) -> None:
     def on_rank(rank: int) -> None:
