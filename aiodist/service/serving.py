@@ -145,10 +145,10 @@ class Service:
                 self._check_open()
                 free = [rank for rank in self._group.lineage if rank not in self._group.ranks]
                 there = {newcomer.rank for newcomer in await waiting_at(place, free)}
-                if self._are_there(wanted, there):
+                missing = self._missing(wanted or free, there)
+                if not missing if wanted else there:
                     break
                 if deadline.expired():
-                    missing = sorted(set(wanted or free) - there)
                     raise CollectiveTimeoutError(
                         f"grow of the service timed out after {deadline.timeout:g} s: no process "
                         f"came for a free place{(missing and f', of {missing}') or ''}",
@@ -188,16 +188,14 @@ class Service:
     def _leads(self) -> bool:
         return self._is_serving and self._leader == self._group.global_rank
 
-    def _are_there(self, wanted: Sequence[int], waiting: Collection[int]) -> bool:
-        """Return whether all of ``wanted`` are members or ``waiting`` at the store; if empty, any process.
+    def _missing(self, wanted: Sequence[int], waiting: Collection[int]) -> list[int]:
+        """Return those of ``wanted`` that are neither members nor ``waiting`` at the store.
 
         While the ranks make a new group, `_group` still has the ranks that were lost.
         """
-        if not wanted:
-            return bool(waiting)
         lost = self._world.endpoint.lost
         members = [rank for rank in self._group.ranks if self._is_serving and not lost(rank)]
-        return all(rank in waiting or rank in members for rank in wanted)
+        return [rank for rank in wanted if rank not in waiting and rank not in members]
 
     def _check_loop(self) -> None:
         """Raise InvalidUsageError in another event loop: a future of this one would not wake it."""

@@ -792,6 +792,10 @@ async def test_grow_right_after_a_loss_waits_for_the_lost_rank():
                 with pytest.raises(dist.CollectiveTimeoutError) as caught:
                     await service.grow([2], timeout=0.05)
                 assert caught.value.waiting_for == (2,)
+                await service.call([1.0])
+                with pytest.raises(dist.CollectiveTimeoutError) as caught:
+                    await service.grow([1, 2], timeout=0.05)
+                assert caught.value.waiting_for == (2,)  # rank 1 is a member
 
     async def all_but_the_lost(rank):
         try:
