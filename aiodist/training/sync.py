@@ -261,12 +261,18 @@ def broadcast_parameters(
     root = root_of(src, root_rank)
     lists = lists_of(parameters)
     flats = [pack(several) for several in lists]
-    works = [broadcast(flat, root, group, async_op=True) for flat in flats]
-    for work in works:
-        # A rank outside the group was warned, and its tensors stay as they are.
-        if work is None:
-            return
-        work.wait()
+    started = [broadcast(flat, root, group, async_op=True) for flat in flats]
+    works = [work for work in started if work is not None]
+    if len(works) < len(started):
+        return  # a rank outside the group was warned, and its tensors stay as they are
+    try:
+        for work in works:
+            work.wait()
+    except BaseException:
+        for work in works:
+            work.cancel()
+        _wait_for(works)
+        raise
     for several, flat in zip(lists, flats, strict=True):
         unpack(several, flat)
 

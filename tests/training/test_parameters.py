@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
 from aiodist.training import broadcast_optimizer_state, broadcast_parameters
 from aiodist.training import sync as blocking
@@ -86,6 +87,18 @@ def test_the_blocking_api_does_the_same(run_threads: Callable[..., list[Any]]) -
         return model.state_dict()
 
     check(run_threads(2, one), made(0).state_dict())
+
+
+def test_a_broadcast_that_failed_leaves_nothing_under_way(
+    run_threads: Callable[..., list[Any]],
+) -> None:
+    def one(rank: int) -> None:
+        tensors = [torch.ones((1 << 20) + rank), torch.ones(1 << 20)]
+        with pytest.raises(CollectiveMismatchError):
+            blocking.broadcast_parameters(tensors)
+        assert not current_world().under_way()
+
+    run_threads(2, one)
 
 
 @pytest.mark.parametrize("rank_name", ["src", "root_rank"])
