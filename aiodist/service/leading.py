@@ -183,10 +183,10 @@ class Leader:
             self._round = None
         if not current.in_step:
             self._group.revoke()
-            self._ended = asyncio.get_running_loop().create_future()
-            self._ended.set_exception(
-                _revoked(self._group, "the ranks were out of step after an error")
-            )
+            if not self._ended.done():
+                self._ended.set_exception(
+                    _revoked(self._group, "the ranks were out of step after an error")
+                )
         results: Sequence[Any] = () if current.mine is None else current.mine.results
         return results if current.error is None else current.error
 

@@ -392,6 +392,34 @@ async def test_a_worker_that_is_lost_while_it_is_told_leaves_no_unread_error():
     assert not complaints
 
 
+async def test_a_group_that_ends_while_a_batch_is_stopped_leaves_no_unread_error():
+    complaints = []
+
+    async def worker():
+        async def forward(requests):
+            if requests == ["good"]:
+                return requests
+            if dist.get_rank():
+                raise ValueError
+            try:
+                await dist.barrier()
+            finally:  # it is stopped, as the other rank has failed
+                dist.revoke()
+                await asyncio.sleep(0.01)
+
+        return forward
+
+    async def lead(service):
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        with pytest.raises(dist.WorkerError, match="ValueError"):
+            await service.call("bad")
+        return await service.call("good")
+
+    assert await serve(2, lead, worker) == "good"
+    gc.collect()
+    assert not complaints
+
+
 async def test_requests_behind_one_that_ends_the_group_are_served_by_the_next_group():
     async def worker():
         async def forward(requests):
