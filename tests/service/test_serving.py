@@ -217,7 +217,7 @@ class End(BaseException):
     """As pytest.fail raises it."""
 
 
-async def test_what_is_no_exception_in_the_handler_of_the_leader_ends_the_service():
+async def test_a_base_exception_in_the_handler_of_the_leader_ends_the_service():
     async def worker():
         async def forward(requests):
             raise End
