@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from aiodist.errors import PeerLostError
+from aiodist.launch.failure import describe_status
 from aiodist.rank_processes import worker
 from aiodist.rank_processes.control import HEAD_BYTES, FrameKind, MarkedOutput, decode_head, encode
 
@@ -165,11 +166,7 @@ class RankProcess:
         except (OSError, asyncio.IncompleteReadError):
             code = await self._exit_code()
             self.is_busy = False
-            how = (
-                f"was killed by {signal.Signals(-code).name}"
-                if code < 0
-                else f"ended with exit code {code}"
-            )
+            how = f"{'was killed by' if code < 0 else 'ended with'} {describe_status(code)}"
             text = f"rank {self.number} (pid {self.pid}) {how}"
             raise PeerLostError(text, rank=self.number, pid=self.pid) from None
         # All that the rank wrote before its answer is shown before its result.

@@ -24,6 +24,8 @@ from aiodist.errors import InvalidUsageError, PeerLostError
 from aiodist.launch.ports import reserve_port
 from aiodist.rank_processes import Cluster, RanksError
 from aiodist.rank_processes.cluster import InterruptedCallError
+from aiodist.rank_processes.control import pickler
+from aiodist.rank_processes.rank_process import RankProcess
 from tests.limits import until
 
 pytestmark = [
@@ -344,6 +346,17 @@ def shrunk() -> tuple[int, ...]:
     import aiodist.sync as dist
 
     return tuple(dist.shrink().ranks)
+
+
+async def test_a_rank_that_a_signal_without_a_name_has_killed_is_lost() -> None:
+    rank = await RankProcess.start(0, dict(os.environ), lambda *_: None)
+    try:
+        dumps, _ = pickler()
+        number = signal.SIGRTMIN + 1
+        with pytest.raises(PeerLostError, match=f"was killed by signal {number}"):
+            await rank.call(dumps((signal.raise_signal, (number,), {})))
+    finally:
+        await rank.end()
 
 
 async def test_ranks_that_cannot_meet_say_why_and_leave_no_process() -> None:
