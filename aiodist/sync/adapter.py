@@ -64,7 +64,7 @@ def call(
     if coalescing() is None and not async_op:
         return portal().apply(function, True, args, kwargs)
     start = partial(portal().apply, function, False, args, kwargs)
-    return overlapped(start, list(args[0]), async_op)
+    return overlapped(start, args[0], async_op)
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -44,7 +44,7 @@ coalescing: Callable[[], CoalescingManager | None] = _current.get
 
 
 def overlapped(
-    start: Callable[[], Work[Any]], outputs: list[Any] | None, async_op: bool
+    start: Callable[[], Work[Any]], outputs: Sequence[Any] | None, async_op: bool
 ) -> Work[Any] | None:
     """Start an operation by ``start`` that runs while the caller does something else.
 
@@ -56,7 +56,7 @@ def overlapped(
         work = start()
     finally:
         caller_overlaps.reset(token)
-    work._outputs = outputs
+    work._outputs = None if outputs is None else list(outputs)  # `start` has checked them
     manager = coalescing()
     if manager is not None:
         manager.append(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import aiodist.sync as dist
@@ -40,3 +41,15 @@ def test_a_rank_outside_the_group_has_nothing_to_do(run_threads: Callable[..., l
         return float(tensors[0][0])
 
     assert run_threads(2, on_rank) == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_wrong_tensor_list_raises_type_error_with_its_name(
+    async_op: bool, run_threads: Callable[..., list[Any]]
+) -> None:
+    def on_rank(rank: int) -> None:
+        wrong: Any = None
+        with pytest.raises(TypeError, match="tensor_list must be a list, not NoneType"):
+            dist.all_reduce_multigpu(wrong, async_op=async_op)
+
+    run_threads(1, on_rank)
