@@ -62,10 +62,11 @@ class LoopHandoff:
         """``longest_pause()``: for how many seconds streams can wait; 0 while an operation is under way."""
         self.interrupts = Interrupts(threading.main_thread().ident)
         self._longest_pause = longest_pause
-        # Held by the thread that uses the loop's objects. It knows its owner, so that a thread in which
-        # a signal's handler has raised can release what it holds, wherever it was struck.
+        # Held by the thread that uses the loop's objects. This lock and the next one know their owner, so
+        # that a thread in which a signal's handler has raised can release what it holds, wherever it was
+        # struck.
         self.loop_lock = threading.RLock()
-        self._iteration = threading.Lock()  # held by the loop's thread unless it sleeps
+        self._iteration = threading.RLock()  # held by the loop's thread unless it sleeps
         self._alarm = threading.Lock()  # released to wake the loop's thread where it lingers
         self._alarm.acquire()
         self._lent = False  # the loop's thread sleeps, or wants the loop lock back
@@ -294,7 +295,9 @@ class LoopHandoff:
 
     def abandon(self) -> None:
         """End driving after an error, wherever it came, if this thread drives still; wake the loop."""
-        if self.loop_lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+        if self._iteration._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            self._iteration.release()  # struck in `acquire`
+        if self.loop_lock._is_owned():  # type: ignore[attr-defined]
             self.resume()
         else:
             self._wake()

@@ -567,6 +567,18 @@ def test_a_loop_is_closed_once_no_thread_sleeps_in_its_selector() -> None:
     assert calls == ["end_pause", "close"]
 
 
+def test_a_thread_that_was_struck_while_the_loop_has_its_turn_lets_the_loop_go_on() -> None:
+    came = threading.Event()
+    with running(LoopHandoff()) as handoff:
+        until(partial(handoff._iteration.acquire, False))  # a handler raises as `acquire` gets it
+        handoff.abandon()
+        handoff.loop.call_soon_threadsafe(came.set)
+        goes_on = came.wait(scaled(3))
+        if not goes_on:
+            handoff._iteration.release()
+    assert goes_on
+
+
 def test_a_loop_that_ends_is_run_no_longer() -> None:
     ended = locked()
     with running(LoopHandoff()) as handoff:
