@@ -16,6 +16,9 @@ from aiodist.launch.failure import Tail, describe_status
 
 _HERE = Path(__file__).parent
 
+UNKNOWN = 255
+"""The exit code of a rank whose own one is not known, as asyncio has it."""
+
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes of the unit in which the system counts ``ru_maxrss``."""
 
@@ -133,8 +136,10 @@ class RankProcess:
             return False
         try:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        except ChildProcessError:  # another part of the program has waited for it
-            self.status = self.popen.poll()
+        except (
+            ChildProcessError
+        ):  # another part of the program has waited for it, or it ignores SIGCHLD
+            self.status = self.popen.returncode = UNKNOWN
         else:
             if pid == 0:
                 return False

@@ -1,4 +1,4 @@
-"""Deliver SIGINT, SIGTERM and SIGHUP of the launcher to its loop."""
+"""Deliver SIGINT, SIGTERM and SIGHUP of the launcher to its loop, and let it wait for its ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class SignalInbox:
     The loop's wait goes on after a handler has run (PEP 475), so the handler also writes to
     a pipe that the loop watches. Outside the main thread, where Python allows no handlers, it
     does nothing: the program's own handling stays in force. A SIGHUP that was ignored (nohup)
-    stays ignored.
+    stays ignored. An ignored SIGCHLD, which a program may inherit, gets its default meanwhile: the
+    system would tell no exit code of a rank.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
@@ -33,6 +34,8 @@ class SignalInbox:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue
                 self._before[number] = signal.signal(number, self._handle)
+            if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+                self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from aiodist.launch.process import RankProcess, Watchdog
+from aiodist.launch import JobSpec, run_job
+from aiodist.launch.process import UNKNOWN, RankProcess, Watchdog
 from aiodist.launch.watchdog import surviving
 
 
@@ -75,6 +76,23 @@ def test_a_signal_to_a_rank_whose_end_is_being_noted_is_no_error(monkeypatch):
     monkeypatch.setattr(os, "wait4", wait_and_send)
     assert rank.reap()
     assert rank.status == 0
+
+
+def test_a_rank_that_another_part_of_the_program_has_waited_for_counts_as_failed():
+    rank = start("true")
+    os.waitpid(rank.pid, 0)
+    assert rank.reap()
+    assert rank.status == UNKNOWN
+    rank.close()
+
+
+def test_a_failed_rank_of_a_program_that_ignores_sigchld_is_seen(capfd):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run_job(JobSpec(program=("sh", "-c", "exit 3"))) == 3
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_sigterm_goes_to_the_rank_alone(tmp_path):

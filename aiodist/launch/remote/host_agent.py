@@ -237,6 +237,7 @@ def main() -> int:
     """Serve the launcher at stdin and stdout."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher says what ranks are to get
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the system tells no exit code of a rank
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever prints must not come between the frames
     HostAgent(0, answers).serve()
