@@ -49,7 +49,7 @@ async def exchange(
             absent = await absent_ranks(store, size, name)
             raise _not_arrived(rank, size, absent, deadline.timeout) from error
     else:
-        answer = await _gather(store, size, deadline, stops, name)
+        answer = await _gather(store, size, value, deadline, stops, name)
         await store.set(f"{name}/all", answer)
     values, absent, timeout = msgpack.unpackb(answer)
     if absent:
@@ -80,13 +80,17 @@ async def leave(
 async def _gather(
     store: Store,
     size: int,
+    own: bytes,
     deadline: Deadline,
     stops: Callable[[Collection[bytes]], bool] | None,
     name: str,
 ) -> bytes:
-    """Return all values packed, or the absent ranks, which the others thus learn at once."""
-    ranks = {f"{name}/{rank}": rank for rank in range(size)}
-    values: list[bytes] = [b""] * size
+    """Return all values packed, or the absent ranks, which the others thus learn at once.
+
+    ``own``: the value of rank 0, which is there: a store that does not answer misses every key.
+    """
+    ranks = {f"{name}/{rank}": rank for rank in range(1, size)}
+    values = [own, *[b""] * (size - 1)]
     missing = set(ranks)
     while missing:
         seconds = deadline.remaining() if stops is None else _LOOK_SECONDS
@@ -103,7 +107,9 @@ async def _gather(
         found = await asyncio.gather(*(store.get(key, deadline) for key in arrived))
         for key, value in zip(arrived, found, strict=True):
             values[ranks[key]] = value
-        if stops is not None and stops([values[ranks[key]] for key in ranks.keys() - missing]):
+        if stops is not None and stops(
+            [own, *(values[ranks[key]] for key in ranks.keys() - missing)]
+        ):
             break
     return _pack(values, [], None)
 

@@ -96,6 +96,33 @@ async def test_absent_ranks_of_an_exchange_that_could_succeed_are_named_at_the_d
     assert caught.value.ranks == (1, 2)
 
 
+async def test_rank_0_has_its_own_value_though_the_store_does_not_say_what_is_there():
+    class SilentStore(MemoryStore):
+        """Misses all keys at first, as a client does whose server does not answer."""
+
+        waits = 0
+
+        async def wait(self, keys, deadline):
+            self.waits += 1
+            if self.waits == 1:
+                raise StoreTimeoutError("no answer", keys=keys)
+            await super().wait(keys, deadline)
+
+    store, asked = SilentStore(), []
+
+    def stops(values):
+        asked.append(sorted(values))
+        return False
+
+    others = asyncio.create_task(exchange(store, 1, 2, b"1", Deadline(5)))
+    assert await exchange(store, 0, 2, b"0", Deadline(5), stops=stops) == [b"0", b"1"]
+    assert await others == [b"0", b"1"]
+    assert asked == [[b"0"], [b"0", b"1"]]
+    with pytest.raises(StoreTimeoutError, match="rank 1 of 2 did not arrive") as caught:
+        await exchange(SilentStore(), 0, 2, b"0", Deadline(0.01))
+    assert caught.value.ranks == (1,)
+
+
 async def test_host_leaves_last():
     store = MemoryStore()
     host = asyncio.create_task(leave(store, 0, 3, Deadline(5)))
