@@ -95,9 +95,9 @@ async def _attempt(
         raise _TryAgain(f"{socket_address[0]}: {_reason(error)}") from error
     writer: asyncio.StreamWriter | None = None
     try:
-        reader, writer = await _stream(sock, context)
         try:
             async with asyncio.timeout(_greeting_seconds(deadline)):
+                reader, writer = await _stream(sock, context)
                 if learn is not None:
                     secret = await learn(await ask_server(reader, writer))
                 await greet_server(reader, writer, secret)
@@ -128,7 +128,6 @@ async def _stream(sock: socket.socket, context: ssl.SSLContext | None) -> Stream
         sock=sock,
         ssl=context,
         server_hostname="",
-        ssl_handshake_timeout=_GREETING_SECONDS,
         ssl_shutdown_timeout=1.0,
     )
 

@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistStoreError
+from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store import Store, TcpStore, TcpStoreServer, tcp_connect
 from aiodist.testing.check_store import check_store
 from tests.certificates import tls_files
@@ -36,6 +36,14 @@ async def test_strangers_to_the_authority_are_refused_at_once() -> None:
             with pytest.raises(DistStoreError, match="cannot be reached by TLS"):
                 await TcpStore.connect("127.0.0.1", server.port, Deadline(300), certificates=theirs)
         assert server.clients == 0
+
+
+async def test_a_handshake_that_gets_no_answer_ends_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts for it
+        port = mute.getsockname()[1]
+        async with asyncio.timeout(scaled(10)):
+            with pytest.raises(StoreTimeoutError, match="accepted the connection and said nothing"):
+                await TcpStore.connect("127.0.0.1", port, Deadline(0.1), certificates=tls_files())
 
 
 async def test_a_closed_server_drops_a_client_whose_handshake_was_not_over(
