@@ -12,8 +12,10 @@ import pytest
 import aiodist.commands.doctor as command
 from aiodist.commands.main import main as aiodist
 from aiodist.errors import DistNetworkError, StoreTimeoutError
+from aiodist.observe.doctor import between
 from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between, resolve
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, worst
+from tests.limits import scaled
 from tests.observe.doctor.test_host_checks import HEALTHY
 
 OTHER = replace(HEALTHY, host="node1", identity="b", chosen=("10.1.0.1",))
@@ -74,6 +76,33 @@ async def test_two_hosts_meet_and_dial_each_other(
     assert all(dial.round_trip > 0 and dial.payload > 0 for dial in first.dials)
     told = [finding.what for finding in judge_between(first)]
     assert "nodes 0, 1 are on one host" in told
+
+
+async def test_data_that_gets_stuck_does_not_keep_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a server waits for its connections, from Python 3.12 on."""
+    monkeypatch.setattr(between, "_PAYLOAD", 16 << 20)  # more than the kernel takes
+    ended = asyncio.Event()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await between._echo(reader, writer)
+        ended.set()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    async with server, asyncio.timeout(scaled(10)):
+        with socket.socket() as dialing:
+            dialing.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            dialing.setblocking(False)
+            await loop.sock_connect(dialing, server.sockets[0].getsockname())
+            await loop.sock_sendall(dialing, bytes(1 + between._PAYLOAD))
+            dialing.shutdown(socket.SHUT_WR)  # it gives up
+            await ended.wait()
+            arrived = 0
+            while data := await loop.sock_recv(dialing, 1 << 20):
+                arrived += len(data)
+            assert arrived <= between._PAYLOAD  # the rest was given up
 
 
 async def test_a_host_that_does_not_come_is_named(port: int) -> None:
