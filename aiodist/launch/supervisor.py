@@ -234,12 +234,13 @@ class Launcher:
     def _step(self, limit: float = math.inf) -> None:
         """Wait for the next event, at most ``limit`` seconds, and handle it."""
         timeout = min(limit, self._patience())
+        looked_at = time.monotonic()
         for key, _ in self._selector.select(None if timeout == math.inf else timeout):
             act: Callable[[], None] = key.data
             act()
         now = time.monotonic()
         if self._agents is not None:
-            self._agents.tick(now)
+            self._agents.tick(looked_at)
         for stream in self._streams:
             if stream.closed:
                 self._forget(stream)

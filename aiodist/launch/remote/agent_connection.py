@@ -30,7 +30,7 @@ AGENT = "aiodist.launch.remote.host_agent"
 
 PING_EVERY = 2.0
 SILENCE = 10.0
-"""Seconds without an answer after which a host counts as lost, as ranks count each other."""
+"""Seconds without an answer to a PING after which a host counts as lost, as ranks count each other."""
 
 LOST = 255
 """The exit code of a rank whose host was lost: ssh's own for a lost connection."""
@@ -147,7 +147,9 @@ class AgentConnection:
         self._before = bytearray()
         self._outgoing = bytearray()
         self._is_writing = False
-        self.started_at = self._heard_at = self._next_ping = time.monotonic()
+        self.started_at = self._next_ping = time.monotonic()
+        self._asked_at: float | None = None
+        """When the first PING was sent since the host was last heard; None: not since then."""
         self._process = subprocess.Popen(
             agent_command(host, ssh),
             stdin=subprocess.PIPE,
@@ -195,19 +197,24 @@ class AgentConnection:
             self._outgoing += encode(kind, rank, **facts)
             self._write()
 
-    def tick(self, now: float) -> None:
-        """Send what is due, and give a silent host up."""
-        if self.is_lost or not self.is_ready:
-            return
-        if now - self._heard_at > SILENCE:
-            self._lose(f"it has been silent for {SILENCE:g} s")
-        else:
-            self.ping(now)
+    def tick(self, looked_at: float) -> None:
+        """Send what is due, and give a silent host up.
 
-    def ping(self, now: float) -> None:
+        ``looked_at``: until when all that has come from the host was read. Invariant: a host counts as
+        silent only if it was asked, and if the launcher has looked for the answer since. The launcher
+        itself may have been stopped.
+        """
+        if self._asked_at is not None and looked_at - self._asked_at > SILENCE:
+            self._lose(f"it has been silent for {SILENCE:g} s")
+        self.ping()
+
+    def ping(self) -> None:
         """Tell a ready host, where that is due, that the launcher lives."""
-        if self.is_ready and now >= self._next_ping:
+        now = time.monotonic()
+        if self.is_ready and not self.is_lost and now >= self._next_ping:
             self._next_ping = now + PING_EVERY
+            if self._asked_at is None:
+                self._asked_at = now
             self.send(FrameKind.PING)
 
     def patience(self, now: float) -> float:
@@ -252,7 +259,7 @@ class AgentConnection:
         if not data:
             self._lose(self._how_it_ended())
             return
-        self._heard_at = time.monotonic()
+        self._asked_at = None
         if not self._greeted:
             self._before += data
             noise, greeting, data = bytes(self._before).partition(GREETING)

@@ -129,19 +129,18 @@ class Agents:
         connection.start(started, command, variables)
         return started
 
-    def tick(self, now: float) -> None:
-        """Do what is due for every host."""
+    def tick(self, looked_at: float) -> None:
+        """Do what is due for every host. ``looked_at``: as of `AgentConnection.tick`."""
         for connection in self.connections:
-            connection.tick(now)
+            connection.tick(looked_at)
             self._take_back(connection)
 
     def ping(self) -> None:
         """Tell the hosts, where that is due, that the launcher lives, while it waits for the reader
         of its output.
         """
-        now = time.monotonic()
         for connection in self.connections:
-            connection.ping(now)
+            connection.ping()
 
     def _take_back(self, connection: AgentConnection) -> None:
         """Tell the watchdog if the group of ``connection`` is empty: another may soon have its

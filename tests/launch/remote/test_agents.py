@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,32 @@ def test_the_watchdog_forgets_an_ended_ssh_once_its_group_is_empty(is_left: bool
             agents.tick(time.monotonic())
             assert connection.is_announced == is_left
         assert connection.is_announced == is_left
+
+
+def test_a_host_is_silent_only_if_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A launcher that was stopped for a while has asked nothing."""
+    monkeypatch.setattr(agent_connection, "SILENCE", 0.1)
+    ready = encode(FrameKind.READY, host="", address="", launcher="", port=1)
+    (tmp_path / "ready").write_bytes(GREETING + ready)
+    ssh = ["sh", "-c", f"cat '{tmp_path}/ready'; exec cat > /dev/null"]
+    with (
+        Watchdog() as watchdog,
+        selectors.DefaultSelector() as selector,
+        Agents([HostSlots("elsewhere", 1)], ssh, Console(1, 2), watchdog) as agents,
+    ):
+        agents.connect(selector, {}, None)
+        (connection,) = agents.connections
+        while not connection.is_ready:
+            for key, _ in selector.select():
+                key.data()
+        time.sleep(0.15)
+        agents.tick(time.monotonic())  # asks
+        assert not connection.is_lost
+        time.sleep(0.15)
+        agents.tick(time.monotonic())
+        assert connection.refusal == "it has been silent for 0.1 s"
 
 
 @pytest.mark.slow
