@@ -102,6 +102,8 @@ class HostAgent:
             self._end()
 
     def _read(self) -> None:
+        if self._commands < 0:
+            return  # the stream of answers has told first
         data = os.read(self._commands, CHUNK)
         if not data:
             self._end()
@@ -111,9 +113,10 @@ class HostAgent:
             self._obey(frame)
 
     def _end(self) -> None:
-        if self._commands in self._selector.get_map():
+        """Note that the launcher is gone, which both streams may tell at once. Idempotent."""
+        if self._commands >= 0:
             self._selector.unregister(self._commands)
-        self._commands = -1
+            self._commands = -1
         self._over = True
 
     # what the launcher says

@@ -111,6 +111,18 @@ def test_an_agent_ends_when_its_launcher_is_silent(monkeypatch: pytest.MonkeyPat
             os.close(descriptor)
 
 
+def test_an_agent_ends_in_order_when_both_its_streams_end_at_once() -> None:
+    commands, ours = os.pipe()
+    theirs, answers = os.pipe()
+    os.close(ours)
+    os.close(theirs)
+    try:
+        host_agent.HostAgent(commands, answers).serve()
+    finally:
+        os.close(commands)
+        os.close(answers)
+
+
 def test_a_host_that_cannot_be_reached_is_named(sandbox, run_command) -> None:
     script = sandbox.script("")
     code, out, err = sandbox.run(*run_command, "--ssh", "false", "-H", "elsewhere", script)
