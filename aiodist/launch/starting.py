@@ -28,7 +28,9 @@ def start(
         spec = job_spec(args, dict(os.environ))
         word = misplaced_count(args)
         if word is not None:
-            say(f"{word} stands after the script's name and goes to the script; 1 process starts")
+            count = len(spec.places())
+            starting = "1 process starts" if count == 1 else f"{count} processes start"
+            say(f"{word} stands after the script's name and goes to the script; {starting}")
         return run(args, spec)
     except InvalidUsageError as error:
         say(f"{error}\n{parser.prog} --help shows the options")

@@ -11,6 +11,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.launch import JobSpec
 from aiodist.launch.args import job_spec, run_parser
 from aiodist.launch.remote.host_list import HostSlots, parse_hosts, read_hostfile, take_slots
+from aiodist.launch.starting import start
 
 HOSTS = [HostSlots("a", 2), HostSlots("me@b", 1), HostSlots("fe80::1", 3)]
 
@@ -85,3 +86,15 @@ def test_ranks_are_numbered_host_by_host() -> None:
 def test_options_of_one_machine_are_refused_with_hosts(options: list[str]) -> None:
     with pytest.raises(InvalidUsageError):
         job_spec(run_parser().read(["-H", "a:2", *options, __file__]), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [([], "1 process starts"), (["-H", "a:2,b:1"], "3 processes start")]
+)
+def test_a_count_behind_the_script_is_told_with_how_many_processes_start(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(run_parser(), [*options, __file__, "-n", "9"], lambda args, spec: 0) == 0
+    assert capsys.readouterr().err == (
+        f"aiodist: -n stands after the script's name and goes to the script; {told}\n"
+    )
