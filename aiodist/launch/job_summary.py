@@ -34,10 +34,11 @@ def _own_peak() -> int:
     The system's ``ru_maxrss`` may be that of the process which started it.
     """
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:  # not Linux
+        # A process may have a name of any bytes.
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+    except (OSError, IndexError):  # not Linux, or a sandbox such as gVisor, which tells less
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
-    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def duration(seconds: float) -> str:

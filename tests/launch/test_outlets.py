@@ -6,10 +6,11 @@ import os
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from aiodist.launch.job_summary import duration
+from aiodist.launch.job_summary import duration, summary
 from aiodist.launch.outlets import FOLD_SECONDS, Folding, LogFile
 from aiodist.launch.output import Piece, Screen
 from tests.launch.conftest import Sandbox
@@ -137,3 +138,14 @@ def test_peak_memory_is_that_of_the_largest_rank(
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("status", [b"Name:\tp\xf6\nVmHWM:\t1 kB\n", b"Name:\tp\nVmRSS:\t1 kB\n"])
+def test_the_summary_needs_nothing_of_the_launchers_own_status(
+    status: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name may be no text, and a sandbox may leave the peak out."""
+    (tmp_path / "status").write_bytes(status)
+    monkeypatch.setattr("aiodist.launch.job_summary.Path", lambda _: tmp_path / "status")
+    told = summary("", 1, 2.0, {0: 1 << 50}, None)
+    assert told == "aiodist: 1 rank, 2.0 s, peak memory 1048576 GiB (rank 0)"
