@@ -11,10 +11,10 @@ from pathlib import Path
 
 from aiodist.commands.output_file import check_output
 from aiodist.commands.trace import check_kind, write_trace
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import DistError, InvalidUsageError
 from aiodist.launch.args import Parser, run_parser
 from aiodist.launch.spec import JobSpec
-from aiodist.launch.starting import start
+from aiodist.launch.starting import say, start
 from aiodist.launch.supervisor import run_job
 from aiodist.observe.folder import read_parts
 from aiodist.observe.recorder import TRACE_VARIABLE
@@ -35,7 +35,10 @@ def _run(args: argparse.Namespace, spec: JobSpec) -> int:
 
 
 def _run_traced(spec: JobSpec, path: Path) -> int:
-    """Run a job as `run_job` does, and leave a trace of its ranks in ``path``; the exit code."""
+    """Run a job as `run_job` does, and leave a trace of its ranks in ``path``.
+
+    Returns the exit code: that of the job, or 1 if only the trace failed.
+    """
     check_kind(path)
     check_output("--trace", path)
     with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as folder:
@@ -50,7 +53,8 @@ def _run_traced(spec: JobSpec, path: Path) -> int:
             )
             sys.stderr.write(told)
         except InvalidUsageError:
-            sys.stderr.write(
-                "aiodist: no rank has left a trace: none was in a group for a second\n"
-            )
+            say("no rank has left a trace: none was in a group for a second")
+        except (DistError, OSError) as error:  # as on a full disk
+            say(f"the trace cannot be written to {path}: {error}")
+            return code or 1
     return code

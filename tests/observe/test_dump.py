@@ -23,10 +23,12 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.world import current_world
-from aiodist.observe.folder import read_parts
+from aiodist.launch import JobSpec
+from aiodist.observe.folder import read_parts, write_part
 from aiodist.observe.observer import Observer
 from aiodist.testing import run_ranks
 from tests.engine.deaths import die
+from tests.observe.made import op, part
 
 
 async def outcome(work: dist.Work[None]) -> BaseException | None:
@@ -186,6 +188,22 @@ def test_a_rank_that_is_killed_leaves_its_last_operations_in_the_trace(tmp_path:
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
     killed = [e["args"]["sequence"] for e in events if e["pid"] == 1]
     assert killed == list(range(150 - 128, 150))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_trace_that_cannot_be_written_does_not_hide_the_jobs_exit_code(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+
+    def run_job(spec: JobSpec) -> int:
+        write_part(spec.environment["AIODIST_TRACE_DIR"], part(0, op(0, "done"), size=1))
+        trace.mkdir()
+        return code
+
+    monkeypatch.setattr("aiodist.commands.run.run_job", run_job)
+    assert aiodist(["run", "--trace", str(trace), __file__]) == (code or 1)
+    assert f"aiodist: the trace cannot be written to {trace}: " in capsys.readouterr().err
 
 
 async def test_a_dump_is_about_a_lost_rank_and_not_about_the_revocation_that_came_with_it(
