@@ -43,7 +43,8 @@ _SSH_OPTIONS = (
     "-oServerAliveInterval=5",
 )
 _CHUNK = 1 << 16
-_END_SECONDS = 5.0
+END_SECONDS = 5.0
+"""Seconds for an agent to end by itself once its stdin is closed."""
 
 
 class RemoteRank:
@@ -236,14 +237,17 @@ class AgentConnection:
             pass  # macOS says so of groups that hold only zombies
         return True
 
-    def close(self) -> None:
-        """End the agent by closing its stdin, by which it kills all that it has started."""
+    def hang_up(self) -> None:
+        """Close the agent's stdin, by which it kills all that it has started, and ends."""
         for descriptor in [*self._streams, self._commands.fileno()]:
             if descriptor in self._selector.get_map():
                 self._selector.unregister(descriptor)
         self._commands.close()
+
+    def close(self, until: float) -> None:
+        """Wait for the end of the agent after `hang_up`; kill what is left at ``until``."""
         try:
-            self._process.wait(timeout=_END_SECONDS)
+            self._process.wait(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:  # a connection that is cut
             self._process.kill()
             self._process.wait()
@@ -338,7 +342,7 @@ class AgentConnection:
 
     def _how_it_ended(self) -> str:
         try:
-            status = self._process.wait(timeout=_END_SECONDS)
+            status = self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             return "its agent has closed the connection"
         if (data := self._chunk(self._process.stderr)) is not None:

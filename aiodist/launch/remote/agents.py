@@ -15,7 +15,7 @@ from aiodist.launch.outlets import Outlet, ScreenOutlet
 from aiodist.launch.output import Console
 from aiodist.launch.output_streams import LineStream
 from aiodist.launch.process import Watchdog
-from aiodist.launch.remote.agent_connection import AgentConnection, RemoteRank
+from aiodist.launch.remote.agent_connection import END_SECONDS, AgentConnection, RemoteRank
 from aiodist.launch.remote.host_list import HostSlots
 
 ANSWER_SECONDS = 60.0
@@ -50,7 +50,10 @@ class Agents:
 
     def __exit__(self, *error: object) -> None:
         for connection in self.connections:
-            connection.close()
+            connection.hang_up()
+        until = time.monotonic() + END_SECONDS  # of all hosts together: they may all be cut off
+        for connection in self.connections:
+            connection.close(until)
             self._take_back(connection)
 
     def connect(

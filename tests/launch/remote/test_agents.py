@@ -147,6 +147,18 @@ def test_the_watchdog_forgets_an_ended_ssh_once_its_group_is_empty(is_left: bool
         assert connection.is_announced == is_left
 
 
+def test_all_agents_end_at_the_same_time(tmp_path: Path) -> None:
+    """Those of many hosts that are cut off would else take as many times five seconds."""
+    gone = tmp_path / "gone"
+    is_first = f"until [ -e '{gone}' ]; do sleep 0.01; done"
+    ssh = ["sh", "-c", f"cat > /dev/null; if [ $0 = a ]; then {is_first}; else > '{gone}'; fi"]
+    hosts = [HostSlots("a", 1), HostSlots("b", 1)]
+    with Watchdog() as watchdog, selectors.DefaultSelector() as selector:
+        with Agents(hosts, ssh, Console(1, 2), watchdog) as agents:
+            agents.connect(selector, {}, None)
+        assert [each._process.returncode for each in agents.connections] == [0, 0]
+
+
 def test_a_host_is_silent_only_if_it_was_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
