@@ -319,23 +319,29 @@ class AgentConnection:
 
     def _write(self) -> None:
         """Write what waits. A signal's handler may call it while it runs: that only adds to it."""
-        if self._is_writing:
-            return
         descriptor = self._commands.fileno()
-        self._is_writing = True
-        try:
-            while self._outgoing:
-                del self._outgoing[: os.write(descriptor, self._outgoing[:_CHUNK])]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            self._outgoing.clear()  # the end of its stdout says what has happened
-        finally:
-            self._is_writing = False
-        watched = descriptor in self._selector.get_map()
-        if self._outgoing and not watched:
+        is_left = not self._is_writing
+        while is_left:
+            self._is_writing = True
+            try:
+                while self._outgoing:
+                    del self._outgoing[: os.write(descriptor, self._outgoing[:_CHUNK])]
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:
+                self._outgoing.clear()  # the end of its stdout says what has happened
+            finally:
+                self._watch(descriptor)
+                self._is_writing = False
+            # A handler may have added something before the last line.
+            is_left = bool(self._outgoing) and descriptor not in self._selector.get_map()
+
+    def _watch(self, descriptor: int) -> None:
+        """Let the loop call `_write` once the pipe has room, if something waits."""
+        is_watched = descriptor in self._selector.get_map()
+        if self._outgoing and not is_watched:
             self._selector.register(descriptor, selectors.EVENT_WRITE, self._write)
-        elif watched and not self._outgoing:
+        elif is_watched and not self._outgoing:
             self._selector.unregister(descriptor)
 
     # the end

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,36 @@ def test_the_watchdog_forgets_an_ended_ssh_once_its_group_is_empty(is_left: bool
             agents.tick(time.monotonic())
             assert connection.is_announced == is_left
         assert connection.is_announced == is_left
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["a full pipe", "room"])
+def test_a_signal_may_come_while_the_launcher_looks_after_a_pipe(is_full: bool) -> None:
+    """Its handler sends to the agent as well."""
+
+    class Interrupted(selectors.DefaultSelector):
+        handler: Callable[[], None] | None = None
+
+        def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+            found = dict(super().get_map())
+            handler, self.handler = self.handler, None
+            if handler is not None:
+                handler()  # the caller has what was there before
+            return found
+
+    ssh = ["sh", "-c", "exec sleep 60" if is_full else "exec cat > /dev/null"]
+    with (
+        Watchdog() as watchdog,
+        Interrupted() as selector,
+        Agents([HostSlots("elsewhere", 1)], ssh, Console(1, 2), watchdog) as agents,
+    ):
+        agents.connect(selector, {}, None)
+        (connection,) = agents.connections
+        selector.handler = lambda: connection.send(FrameKind.SIGNAL, 0, number=2, group=False)
+        connection.prepare("x" * (1 << 20 if is_full else 1), {}, None)
+        assert selector.handler is None
+        is_waiting = bool(connection._outgoing)
+        assert is_waiting == (connection._commands.fileno() in selector.get_map())
+        os.kill(connection.pid, signal.SIGKILL)
 
 
 def test_all_agents_end_at_the_same_time(tmp_path: Path) -> None:
