@@ -108,7 +108,12 @@ class Attendance:
             raise self._loss
         try:
             async with asyncio.timeout(None) as scope:
-                self._interrupt = lambda: scope.reschedule(0.0)
+
+                def interrupt() -> None:
+                    self._interrupt = _nothing  # a second loss may come while the block cleans up
+                    scope.reschedule(0.0)
+
+                self._interrupt = interrupt
                 try:
                     yield
                 finally:

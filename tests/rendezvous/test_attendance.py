@@ -19,7 +19,11 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError, StoreTimeoutError
 from aiodist.rendezvous import Rendezvous, meeting, rendezvous
-from aiodist.store import Store, exchange
+from aiodist.rendezvous.absence_watch import AbsenceWatch, over_tcp
+from aiodist.rendezvous.attendance import Attendance
+from aiodist.rendezvous.meeting_stores import MeetingStore
+from aiodist.store import MemoryStore, Store, exchange
+from aiodist.wire.failures import encode_error
 
 ROOT = Path(__file__).parents[2]
 PROMISED = 1.0
@@ -290,6 +294,32 @@ async def test_a_rank_that_fails_after_the_others_have_come_tells_them(port: int
     assert "rank 1 (process" in str(first)
     assert "gave up inside init_process_group: OSError('no room left')" in str(first)
     assert first.not_arrived == ()
+
+
+async def test_a_second_loss_may_come_while_the_first_one_is_cleaned_up_after() -> None:
+    store = MemoryStore()
+    place = MeetingStore(store, "here", store.close, serves=True)
+    attendance = Attendance(place, store, rank=0, size=3)
+    silent, dead = (PeerLostError(f"rank {r} is lost", rank=r, noticed_by=0) for r in (1, 2))
+    opening = over_tcp("127.0.0.1", b"", None)
+
+    async def meet() -> None:
+        hear = attendance._hear_of_silence
+        async with attendance.heeding():
+            await attendance.begin(Deadline(5))
+            attendance._watch = AbsenceWatch(opening, 0, 3, 1.0, hear, star=True)
+            asyncio.get_running_loop().call_soon(hear, silent)
+            try:
+                await asyncio.sleep(5)
+            finally:
+                await store.set("lost", encode_error(dead))
+                assert attendance._task is not None
+                await asyncio.wait([attendance._task])
+
+    with pytest.raises(PeerLostError):
+        await meet()
+    assert attendance._task is not None
+    await attendance._task  # raises nothing
 
 
 async def test_events_after_the_meeting_are_ignored(port: int) -> None:
