@@ -6,7 +6,7 @@ import asyncio
 import logging
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -270,7 +270,8 @@ async def _meet(
             arrived = {rank: msgpack.unpackb(value) for rank, value in enumerate(values) if value}
             if _disagree([*filter(None, values), mine]):
                 # All ranks find this in the same values; rank 0 keeps the store until they have.
-                await leave(part, own.rank, len(arrived), _farewell(), name=_FAREWELL)
+                with suppress(DistStoreError):  # it does not wait for a slow rank for ever
+                    await leave(part, own.rank, len(arrived), _farewell(), name=_FAREWELL)
                 raise _disagreement(own, arrived)
             if hosts is None:
                 # There is no master to find a route to: loopback serves if all ranks are on this host.

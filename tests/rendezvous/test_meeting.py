@@ -23,7 +23,7 @@ from aiodist.errors import (
 )
 from aiodist.rendezvous import Rendezvous, attendance, meeting, meeting_stores, rendezvous
 from aiodist.rendezvous.meeting_plan import Master
-from aiodist.store import MemoryStore, PrefixStore, TcpStoreServer, is_waiting
+from aiodist.store import MemoryStore, PrefixStore, Store, TcpStoreServer, is_waiting
 from tests.limits import scaled
 from tests.links.kernels import remove_ipv6
 
@@ -332,6 +332,25 @@ async def test_ranks_that_were_told_different_sizes(port: int) -> None:
     results = await asyncio.gather(meet(url, 0, 2), meet(url, 1, 3), return_exceptions=True)
     assert [type(error) for error in results] == [InvalidUsageError] * 2
     assert f"rank 0: 2, rank 1: 3; this is rank 1, told 3 by init_method {url})" in str(results[1])
+
+
+async def test_a_slow_rank_names_different_sizes_although_rank_0_has_left(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_FAREWELL_SECONDS", 0.01)
+    leave = meeting.leave
+
+    async def leave_late(store: Store, rank: int, size: int, deadline: Deadline, name: str) -> bool:
+        if rank:
+            await asyncio.wait([rank_0])
+        return await leave(store, rank, size, deadline, name=name)
+
+    monkeypatch.setattr(meeting, "leave", leave_late)
+    url = f"tcp://127.0.0.1:{port}"
+    rank_0 = asyncio.create_task(meet(url, 0, 2))
+    for coming in (meet(url, 1, 3, seconds=scaled(5)), rank_0):
+        with pytest.raises(InvalidUsageError, match="different world sizes"):
+            await coming
 
 
 @pytest.mark.parametrize("medium", ["tcp", "file"])
