@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import io
 import os
 import signal
 import sys
@@ -11,12 +10,12 @@ from collections.abc import Sequence
 
 from aiodist.commands.command_table import COMMANDS, load
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.launch.starting import USAGE_ERROR, say
+from aiodist.launch.starting import USAGE_ERROR, open_standard_streams, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``aiodist COMMAND ...``; returns the exit code."""
-    _open_standard_streams()
+    open_standard_streams()
     try:
         try:
             return _chosen(sys.argv[1:] if argv is None else argv)
@@ -29,22 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         say(f"cannot write the output: {error}")
         return 1
-
-
-def _open_standard_streams() -> None:
-    """Open the null device in place of each standard stream that the process was started without.
-
-    Its descriptor would else be that of the next file or socket. A character that stdout cannot
-    encode is escaped.
-    """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  # until the end
-            if stream.fileno() == number:
-                os.set_inheritable(number, True)  # by ranks
-            setattr(sys, name, stream)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a line of a program may have any
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -3,7 +3,8 @@
 import sys
 
 from aiodist.launch.args import launch_parser
-from aiodist.launch.starting import start
+from aiodist.launch.starting import open_standard_streams, start
 
 if __name__ == "__main__":
+    open_standard_streams()
     sys.exit(start(launch_parser(), sys.argv[1:]))

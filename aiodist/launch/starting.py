@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -48,3 +49,19 @@ def say(text: str) -> None:
     for line in text.splitlines():
         sys.stderr.write(f"aiodist: {line}\n")
     sys.stderr.flush()
+
+
+def open_standard_streams() -> None:
+    """Open the null device in place of each standard stream that the process was started without.
+
+    Its descriptor would else be that of the next file or socket. A character that stdout cannot
+    encode is escaped.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  # until the end
+            if stream.fileno() == number:
+                os.set_inheritable(number, True)  # by ranks
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a line of a program may have any
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -269,8 +269,9 @@ def test_characters_that_stdout_cannot_encode_are_escaped(tmp_path: Path) -> Non
     assert done.stdout.startswith("job j\\xf6b: 1 of 1 ranks")
 
 
-def test_a_command_without_standard_streams_starts_ranks() -> None:
-    done = shell("aiodist run -n 1 --no-python sh -c 'test -e /dev/fd/0' <&- >&- 2>&-")
+@pytest.mark.parametrize("command", ["aiodist run", "aiodist.launch --use_env"])
+def test_a_command_without_standard_streams_starts_ranks(command: str) -> None:
+    done = shell(f"{command} --no-python sh -c 'test -e /dev/fd/0' <&- >&- 2>&-")
     assert done.returncode == 0
 
 
