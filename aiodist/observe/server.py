@@ -193,7 +193,7 @@ class Server:
                 for key, _ in selector.select(None if math.isinf(left) else max(0.0, left)):
                     if key.fileobj is self._woken:
                         self._woken.recv(4096)
-                        self._obey_signals()
+                        self._obey_safely()
                     elif not self._closed:
                         assert isinstance(key.fileobj, socket.socket)
                         self._serve(key.fileobj)
@@ -272,6 +272,15 @@ class Server:
         except RuntimeError:
             return 0.0  # it has ended
         return 0.0 if turned.wait(TURN_SECONDS) else TURN_SECONDS
+
+    def _obey_safely(self) -> None:
+        """Obey signals, and log an error: questions are answered all the same."""
+        try:
+            self._obey_signals()
+        except EOFError:
+            raise  # orphaned
+        except Exception:  # as of a stderr that has no reader
+            log.warning("a signal to this rank has no effect", exc_info=True)
 
     def _obey_signals(self) -> None:
         reasons, self._signalled = self._signalled, []

@@ -19,7 +19,9 @@ import aiodist as dist
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.observe.answering import SignalHandler, answer_here, heed_signal
 from aiodist.observe.asking import jobs_here
+from aiodist.observe.query_protocol import ask_here
 from aiodist.observe.server import Server
+from tests.limits import until
 from tests.observe.test_query_protocol import observer
 
 
@@ -39,6 +41,28 @@ async def test_a_rank_that_comes_later_answers_on_its_host() -> None:
         signal.signal(signal.SIGUSR1, before)
     assert late.identity.job not in jobs_here()
     answer_here(None)
+
+
+async def test_a_rank_whose_stderr_has_no_reader_answers_after_a_signal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unread:
+        def write(self, text: str) -> NoReturn:
+            raise BrokenPipeError
+
+    before = signal.getsignal(signal.SIGUSR1)
+    asked = observer(1)
+    try:
+        answer_here(asked)
+        (place,) = jobs_here()[asked.identity.job]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", Unread())
+            asked.signalled()
+            await until(lambda: "a signal to this rank has no effect" in caplog.text)
+        assert await asyncio.to_thread(ask_here, place.name, {"ask": "ranks"}, 10.0)
+    finally:
+        asked.close()
+        signal.signal(signal.SIGUSR1, before)
 
 
 async def test_handlers_of_several_worlds_follow_each_other() -> None:
