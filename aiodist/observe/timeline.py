@@ -102,7 +102,7 @@ def _bars(
             and (before.name, before.state) == (each.operation, each.state)
             and max(start - before.end, end - before.start) < narrow
         ):
-            before.end, before.entered, before.count = end, before.entered, before.count + 1
+            before.end, before.count = end, before.count + 1
             continue
         latest[lane] = bar = _Bar(
             lane, each.operation, start, met, end, each.state, _told(each, end - start)

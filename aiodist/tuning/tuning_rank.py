@@ -1,6 +1,6 @@
 """One rank of a job that tunes: ``python -m aiodist.tuning.tuning_rank ORDER``, under the launcher.
 
-``ORDER`` is JSON: operations, sizes, seconds for each of them, and the folder that rank 0 writes
+``ORDER`` is JSON: operations, sizes, seconds for each of them, and the file that rank 0 writes
 its answer to. In each round every candidate has one turn, forwards and backwards by turns; the time
 of a turn is that of its slowest rank. Every operation is measured over messages; where the ranks
 share memory in that too, and where they live on several hosts, some of them together, by hosts.
