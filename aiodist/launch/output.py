@@ -163,6 +163,10 @@ class Screen:
             except BlockingIOError:  # another process that shares the descriptor set this mode
                 self._wait_for_room()
 
+    def discard(self) -> None:
+        """Forget what was put: it cannot be written."""
+        self._buffer.clear()
+
     def _wait_for_room(self) -> None:
         while not select.select([], [self._out], [], WAIT_SECONDS)[1]:
             if self._while_waiting is not None:
@@ -214,3 +218,8 @@ class Console:
         self.stdout.flush()
         if self.stderr is not self.stdout:
             self.stderr.flush()
+
+    def discard(self) -> None:
+        """Forget what was put on either screen: it cannot be written."""
+        self.stdout.discard()
+        self.stderr.discard()

@@ -471,6 +471,7 @@ class Launcher:
 
     def _write_out(self, *, close: bool = False) -> None:
         if self._output_lost:
+            self._console.discard()  # ranks may write a lot in their grace
             return
         try:
             if close:

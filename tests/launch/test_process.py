@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from aiodist.launch import JobSpec, run_job
+from aiodist.launch import JobSpec, Launcher, run_job
 from aiodist.launch.process import UNKNOWN, RankProcess, Watchdog
 from aiodist.launch.watchdog import surviving
 
@@ -84,6 +84,21 @@ def test_a_rank_that_another_part_of_the_program_has_waited_for_counts_as_failed
     assert rank.reap()
     assert rank.status == UNKNOWN
     rank.close()
+
+
+def test_output_that_nothing_reads_does_not_fill_the_launchers_memory():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    loud = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: print('y' * 999)"
+    )
+    spec = JobSpec(program=(sys.executable, "-c", loud), grace=0.3)
+    try:
+        launcher = Launcher(spec, stdout=write_end, stderr=write_end)
+        assert launcher.run() == 128 + signal.SIGPIPE
+    finally:
+        os.close(write_end)
+    assert not launcher._console.stdout._buffer
 
 
 def test_a_failed_rank_of_a_program_that_ignores_sigchld_is_seen(capfd):
