@@ -5,23 +5,48 @@ Only torch's own client speaks its protocol.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.rendezvous.meeting_plan import TORCH_GROUP, Master
+from aiodist.store.waiting import limit
 
 _LONGEST_TIMEOUT = timedelta(days=30)
 
 
-def agent_client(master: Master, deadline: Deadline) -> Any:
-    """Return a torch TCPStore that is connected to ``master``. Blocks, up to ``deadline``.
+async def connect_agent(master: Master, deadline: Deadline) -> Any:
+    """Return a torch TCPStore that is connected to ``master``.
 
-    Raises DistNetworkError if no torch store answers there.
+    torch's client waits for ever for a server that accepts it and says nothing, whatever its timeout.
+    So it connects in a thread of its own, which neither the deadline nor the end of the program waits
+    for. Raises DistNetworkError if no torch store answers there by ``deadline``.
     """
+    connected: Future[Any] = Future()
+    connected.set_running_or_notify_cancel()  # a cancelled caller leaves it to the thread
+
+    def connect() -> None:
+        try:
+            connected.set_result(_client(master, deadline))
+        except Exception as error:  # noqa: BLE001  # the caller raises it
+            connected.set_exception(error)
+
+    threading.Thread(target=connect, name="aiodist-agent", daemon=True).start()
+    try:
+        async with asyncio.timeout(limit(deadline)):
+            return await asyncio.wrap_future(connected)
+    except TimeoutError:
+        raise _out_of_reach(master, f"it did not answer within {deadline.timeout:g} s") from None
+
+
+def _client(master: Master, deadline: Deadline) -> Any:
+    """Return a torch TCPStore that is connected to ``master``. Blocks."""
     torch = importlib.import_module("torch.distributed")
     timeout = _LONGEST_TIMEOUT
     if deadline.remaining() < timeout.total_seconds():
@@ -31,10 +56,14 @@ def agent_client(master: Master, deadline: Deadline) -> Any:
             master.host, master.port, is_master=False, timeout=timeout, wait_for_workers=False
         )
     except RuntimeError as error:
-        raise DistNetworkError(
-            f"{master.server} at {master} cannot be reached: {error}. See whether the process "
-            "that serves it, on the first node, still runs"
-        ) from error
+        raise _out_of_reach(master, str(error)) from error
+
+
+def _out_of_reach(master: Master, why: str) -> DistNetworkError:
+    return DistNetworkError(
+        f"{master.server} at {master} cannot be reached: {why}. See whether the process that serves "
+        "it, on the first node, still runs"
+    )
 
 
 def torchs_store() -> tuple[Master, int, int] | None:

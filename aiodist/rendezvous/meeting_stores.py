@@ -7,7 +7,6 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from aiodist.credentials import Certificates, job_secret
@@ -23,7 +22,7 @@ from aiodist.links.interfaces import (
     route_to,
 )
 from aiodist.rendezvous.absence_watch import Opening, in_file, over_tcp, over_tcp_served
-from aiodist.rendezvous.agent import agent_client
+from aiodist.rendezvous.agent import connect_agent
 from aiodist.rendezvous.assembly import assemble
 from aiodist.rendezvous.meeting_plan import TORCH_GROUP, Master, MeetingPlan
 from aiodist.rendezvous.munge import Munge, StepSecret
@@ -281,9 +280,7 @@ async def _at_torchs_store(
     """Connect as a client to the torch TCPStore of torchrun's agent or of torch's default group."""
     addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
     route = _routed(addresses, master)
-    loop = asyncio.get_running_loop()
-    client = await loop.run_in_executor(None, partial(agent_client, master, deadline))
-    adapter = TorchStore(client)
+    adapter = TorchStore(await connect_agent(master, deadline))
     store = PrefixStore(f"aiodist/{environ.get('TORCHELASTIC_RUN_ID', '')}", adapter)
     # torch's store ends when rank 0 destroys torch's group, so rank 0 stays until all have met.
     serves = plan.rank == 0 and master.server == TORCH_GROUP

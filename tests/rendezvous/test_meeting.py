@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from aiodist.errors import (
 from aiodist.rendezvous import Rendezvous, attendance, meeting, meeting_stores, rendezvous
 from aiodist.rendezvous.meeting_plan import Master
 from aiodist.store import MemoryStore, PrefixStore, Store, TcpStoreServer, is_waiting
-from tests.limits import scaled
+from tests.limits import scaled, until
 from tests.links.kernels import remove_ipv6
 
 
@@ -189,6 +190,22 @@ async def test_torchruns_agent_serves_the_store() -> None:
         # Workers that were killed on their way leave a trace in the agent's store.
         with pytest.raises(StoreTimeoutError, match=r"torchrun's store at 127\.0\.0\.1"):
             await meet(environ=base | {"RANK": "1"}, seconds=scaled(0.5))
+
+
+async def test_an_agent_that_says_nothing_ends_the_meeting_at_its_timeout() -> None:
+    pytest.importorskip("torch.distributed")
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts for it
+        environ = {
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(mute.getsockname()[1]),
+        }
+        async with asyncio.timeout(scaled(10)):
+            with pytest.raises(DistNetworkError, match=r"it did not answer within 0\.1 s"):
+                await meet(environ=environ, seconds=0.1)
+    await until(lambda: "aiodist-agent" not in [each.name for each in threading.enumerate()])
 
 
 @pytest.mark.parametrize("method", ["tcp", "file"])
