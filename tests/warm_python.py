@@ -144,7 +144,10 @@ def _end(code: int) -> NoReturn:
 if __name__ == "__main__":
     import torch
 
+    import aiodist.backends.torch_groups.backend
+    import aiodist.public
     import aiodist.sync
+    import aiodist.tensors.staging
     import aiodist.torch_backend
     import aiodist.training  # noqa: F401
 

@@ -64,7 +64,10 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.distributed  # noqa: F401
 
+    import aiodist.backends.torch_groups.backend
+    import aiodist.public
     import aiodist.sync
+    import aiodist.tensors.staging
     import aiodist.torch_backend
     import aiodist.training.sync  # noqa: F401
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np  # noqa: F401  # once, before the forks
 import uvloop  # noqa: F401  # once, before the forks
 
+import aiodist.public  # noqa: F401  # once, before the forks
 from tests.faults.cells import AT_A_FLAG, LARGE, MEETING, Cell
 from tests.faults.lateness import Turns, turns_of
 from tests.faults.rank import Control, become_rank
