@@ -13,15 +13,19 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
 from aiodist.deadline import to_seconds
 from aiodist.errors import GroupClosedError
+from aiodist.groups.collective_backend import Start
 from aiodist.groups.never_awaited import call_site
 from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import GroupLabel, Record
+
+if TYPE_CHECKING:
+    from aiodist.groups.group_engine import GroupEngine
 
 StartInGroup = Callable[[Operation[Any], float | timedelta | None], Work[Any]]
 
@@ -39,6 +43,23 @@ def starting_in(
         return DeferredWork(loop, group, operation.kind, begin)
 
     return start_later
+
+
+def start_anywhere(
+    group: GroupEngine,
+    operation: Operation[T],
+    timeout: float | timedelta | None = None,
+    begin: Start | None = None,
+) -> Work[T]:
+    """Start ``operation`` by `GroupEngine.start`. Outside the group's loop let that start it later."""
+    world = group.world
+    loop = world.its_loop
+    # Without a loop the group is closed, and says so itself.
+    if loop is None or loop is asyncio._get_running_loop():
+        return group.start(operation, timeout, begin)
+    if loop.is_closed():
+        world.check_loop()
+    return starting_in(loop, group.label, group.start)(operation, timeout)
 
 
 class DeferredWork(Work[T]):

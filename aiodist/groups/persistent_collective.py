@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from aiodist.groups.collective_backend import Start
+from aiodist.groups.deferred import start_anywhere
 from aiodist.groups.operation import Collective
 from aiodist.groups.work import Work
-from aiodist.groups.world import current_world
 
 if TYPE_CHECKING:
     from aiodist.groups.group_engine import GroupEngine
-
-_running_loop = asyncio._get_running_loop
 
 
 class PersistentCollective:
@@ -53,10 +50,7 @@ class PersistentCollective:
         Raises:
             CollectiveError: The group has ended. The `Work` raises what the ordinary function's does.
         """
-        if self._group.world.its_loop is _running_loop():
-            return self._group.start(self._operation, timeout, self._begin)
-        # In a thread without the loop it starts later, as the ordinary function: see `groups.deferred`.
-        return current_world().reached(self._group).start(self._operation, timeout)
+        return start_anywhere(self._group, self._operation, timeout, self._begin)
 
     def __repr__(self) -> str:
         return f"<PersistentCollective {self._operation.kind} of {self._group.group_name!r}>"

@@ -19,11 +19,10 @@ from aiodist.api.collectives import Timeout
 from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.collective_backend import Start
-from aiodist.groups.deferred import DeferredWork
+from aiodist.groups.deferred import DeferredWork, start_anywhere
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
-from aiodist.groups.world import current_world
 from aiodist.links.forks import close_in_children
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
@@ -476,7 +475,7 @@ def _start_beside_async(
     group: GroupEngine, operation: Operation[Any], seconds: float | None, blocks: bool
 ) -> Any:
     """Start ``operation`` of a group whose world lives on a loop of the async API: there."""
-    return _beside_async(current_world().reached(group).start(operation, seconds), blocks)
+    return _beside_async(start_anywhere(group, operation, seconds), blocks)
 
 
 def _beside_async(started: Any, blocks: bool) -> Any:

@@ -260,3 +260,20 @@ async def test_its_group_has_ended() -> None:
             await plan.start()
 
     await run_ranks(2, body, "shm")
+
+
+async def test_in_a_thread_without_the_context_of_its_rank_it_starts_when_it_is_awaited() -> None:
+    async def body(rank: int) -> None:
+        tensor = torch.full((2,), rank + 1.0)
+        plan = dist.all_reduce_init(tensor)
+        loop, group = asyncio.get_running_loop(), engine_of()
+
+        def other_thread() -> None:
+            work = plan.start()
+            assert group.n_started == 0, "it began outside the loop"
+            asyncio.run_coroutine_threadsafe(work, loop).result(20)
+
+        await loop.run_in_executor(None, other_thread)  # unlike `to_thread`, without the context
+        assert tensor.tolist() == [3, 3]
+
+    await run_ranks(2, body)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +60,31 @@ def test_a_block_waits_for_what_is_started_in_it(run_threads: RunThreads) -> Non
         assert all((row == 1).all() for row in rows)
 
     run_threads(2, main)
+
+
+def test_a_thread_without_the_context_of_its_rank_runs_it_in_the_loop_of_its_group(
+    run_apart: RunThreads,
+) -> None:
+    def main(rank: int) -> None:
+        data = np.ones(2)
+        plan = dist.all_reduce_init(data)
+        engine: Any = plan._prepared._group
+        loops: list[Any] = []
+        start = engine.start
+
+        def noting(*args: Any) -> Any:
+            loops.append(asyncio._get_running_loop())
+            return start(*args)
+
+        engine.start = noting
+        for run in (plan.run, lambda: plan.start().wait()):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join(20)
+        assert data.tolist() == [4] * 2
+        assert loops == [engine.world.its_loop] * 2
+
+    run_apart(2, main)
 
 
 def test_arguments_are_checked_when_it_is_prepared(run_threads: RunThreads) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.operation import Barrier
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.sync.portal import Portal
@@ -41,7 +43,7 @@ class Api:
     def call(self, start: Callable[..., Any], timeout: float | None = None) -> Any:
         """Start an operation by ``start`` of the group's backend."""
         backend = SimpleNamespace(start=start)
-        group: Any = SimpleNamespace(world=self.world, backend=backend, start=start)
+        group: Any = SimpleNamespace(world=self.world, backend=backend, start=start, label=None)
         return self.portal.start(False, group, Barrier(), timeout)
 
 
@@ -78,13 +80,22 @@ def test_an_operation_with_a_handle_gives_its_result(api: Api) -> None:
 
 
 def test_a_world_of_another_loop_starts_it_there(api: Api) -> None:
-    api.world.its_loop = asyncio.new_event_loop()
-    stand_in: Any = SimpleNamespace(start=lambda *_: "started")
-    api.world.reached = lambda _: stand_in  # type: ignore[method-assign]
+    api.world.its_loop = loop = asyncio.new_event_loop()
+    asked: list[Any] = []
+
+    def start(operation: Any, timeout: float | None) -> CompletedWork[str]:
+        asked.append((operation.kind, timeout, asyncio._get_running_loop()))
+        return CompletedWork(loop, RECORD, False, "started")  # type: ignore[arg-type]  # of no use here
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
     try:
-        assert api.call(lambda *_: pytest.fail("asked")) == "started"
+        assert api.call(start, 2) == "started"
+        assert asked == [("barrier", 2.0, loop)]
     finally:
-        api.world.its_loop.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def test_wrong_arguments_are_refused_and_the_loop_goes_on(api: Api) -> None:
