@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.poller import Request
+from aiodist.completion import Pending, T
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival, Recv
 from aiodist.p2p.outbox import Send
@@ -118,14 +120,13 @@ class MpiMessenger:
         head = _HEAD.pack(len(data), number, len(message.meta)) + message.meta
         if not long:
             head += data
-        request = comm.Isend([head, mpi.BYTE], to, self._tag_of(message.key))
-        last = poller.watch(request)
+        first = last = poller.watch(comm.Isend([head, mpi.BYTE], to, self._tag_of(message.key)))
         if long:
+            # A receiver that has no head never asks for the payload.
+            first.callback = lambda: _fail_with(first, message)
             tag = self._tag(_LONG, number)
             last = poller.watch(comm.Isend([data, mpi.BYTE], to, tag), len(data))
-        last.callback = lambda: _hand_over(last, message)
-        if last.done:
-            _hand_over(last, message)
+        last.callback = lambda: _hand_over(last, message, None)
 
     # -- receiving
 
@@ -202,7 +203,7 @@ class MpiMessenger:
             request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
             watched = self._gate.poller.watch(request, length)
             if error is None:
-                watched.callback = lambda: _complete(recv, watched, rank)
+                watched.callback = lambda: _hand_over(watched, recv, rank)
                 return
         if error is not None:
             recv.fail(error)
@@ -223,15 +224,12 @@ class MpiMessenger:
         return _KINDS * number + kind
 
 
-def _hand_over(request: Request, message: Send) -> None:
-    if request.error is not None:
-        message.fail(request.error)
-    else:
-        message.complete(None)
+def _hand_over(request: Request, operation: Pending[T], value: T) -> None:
+    """End ``operation``, whose ``request`` has ended."""
+    _fail_with(request, operation)
+    operation.complete(value)
 
 
-def _complete(recv: Recv, request: Request, rank: int) -> None:
+def _fail_with(request: Request, operation: Pending[Any]) -> None:
     if request.error is not None:
-        recv.fail(request.error)
-    else:
-        recv.complete(rank)
+        operation.fail(request.error)

@@ -1,0 +1,58 @@
+"""What becomes of a message when MPI reports an error, without MPI."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist.backends.mpi.gate import Gate
+from aiodist.backends.mpi.mpi_messenger import SHORT, MpiMessenger
+from aiodist.backends.mpi.poller import Request
+from aiodist.errors import DistBackendError
+from aiodist.wire.frames import TENSOR
+
+FAILED = DistBackendError("MPI failed")
+
+
+@pytest.fixture
+def requests() -> list[Request]:
+    """All that MPI was asked for, in order."""
+    return []
+
+
+@pytest.fixture
+def messenger(requests: list[Request]) -> MpiMessenger:
+    def watch(request: Any, nbytes: int = 0, status: Any = None) -> Request:
+        requests.append(Request(request, status))
+        return requests[-1]
+
+    gate, mpi, poller = Gate(), SimpleNamespace(TAG_UB=0, BYTE=None), SimpleNamespace(watch=watch)
+    comm = SimpleNamespace(Get_attr=lambda _: 1 << 20, Isend=lambda *_: None)
+    gate.open(mpi, comm, poller)  # type: ignore[arg-type]  # as much of a poller as is needed
+    return MpiMessenger([0, 1], gate, None)  # type: ignore[arg-type]  # no rank spins
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_long_send_fails_if_its_head_or_its_payload_does(
+    messenger: MpiMessenger, requests: list[Request], failed: int
+) -> None:
+    message = messenger.send(1, (TENSOR, 1, 0), memoryview(bytes(SHORT + 1)), b"")
+    requests[failed].fail(FAILED)
+    assert message.error is FAILED
+    requests[1 - failed].complete(None)
+    assert message.error is FAILED
+
+
+@pytest.mark.parametrize("nbytes", [SHORT, SHORT + 1])
+def test_a_send_ends_with_its_last_request(
+    messenger: MpiMessenger, requests: list[Request], nbytes: int
+) -> None:
+    message = messenger.send(1, (TENSOR, 1, 0), memoryview(bytes(nbytes)), b"")
+    assert len(requests) == 1 + (nbytes > SHORT)
+    for request in requests:
+        assert not message.done
+        request.complete(None)
+    assert message.done
+    assert message.error is None
