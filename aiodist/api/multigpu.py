@@ -139,11 +139,13 @@ def reduce_multigpu(
     pg = current_world().group(group)
     root = check_rank(pg, dst, None, "dst")
     op = ReduceOp.of(op)
-    tensors = _check(tensor_list, "tensor_list")
-    check_index(dst_tensor, "dst_tensor", len(tensors), "tensor_list")
+    tensors = _filled(tensor_list, "tensor_list")
+    place = check_index(dst_tensor, "dst_tensor", len(tensors), "tensor_list")
+    written = [place] if pg.rank == root else []
+    tensor_lists.check_alike(tensors, "tensor_list", written)
     result = tensor_lists.reduced(tensors, op)
     work = pg.start(Reduce(result, root, _between_ranks(op)), timeout)
-    targets = [tensors[dst_tensor]] if pg.rank == root else []
+    targets = [tensors[number] for number in written]
     total = pg.size * len(tensors)
     return _then(pg, work, lambda: _hand_over(result, op, total, targets), targets)
 
@@ -175,7 +177,8 @@ def all_gather_multigpu(
             time ran out.
     """
     pg = current_world().group(group)
-    inputs = _check(input_tensor_list, "input_tensor_list")
+    inputs = _filled(input_tensor_list, "input_tensor_list")
+    tensor_lists.check_alike(inputs, "input_tensor_list", written=())
     n = len(inputs)
     outputs = check_list(output_tensor_lists, "output_tensor_lists")
     if len(outputs) != n:
@@ -190,7 +193,8 @@ def all_gather_multigpu(
                 f"{name} has {len(row)} tensors; it must have {n * pg.size}: {n} (as "
                 f"input_tensor_list) for each of the group's {pg.size} ranks"
             )
-        tensor_lists.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]")
+        places = range(1, len(row) + 1)
+        tensor_lists.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]", places)
     first, *others = outputs
     rows = [first[k * n : (k + 1) * n] for k in range(pg.size)]
     given = tensor_lists.together(inputs)
@@ -217,10 +221,15 @@ def _then(
 
 
 def _check(tensors: Any, name: str) -> list[Tensor]:
+    checked = _filled(tensors, name)
+    tensor_lists.check_alike(checked, name)
+    return checked
+
+
+def _filled(tensors: Any, name: str) -> list[Tensor]:
     checked = check_list(tensors, name)
     if not checked:
         raise InvalidUsageError(f"{name} is empty; it must have a tensor for each device")
-    tensor_lists.check_alike(checked, name)
     return checked
 
 

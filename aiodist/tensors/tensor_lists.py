@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from aiodist.tensors.reduction import reduction
 from aiodist.types import RedOpType, ReduceOp
 
 
-def check_alike(tensors: Sequence[Any], name: str) -> None:
-    """Raise unless all are of one kind, dtype and number of elements, and can be written.
+def check_alike(tensors: Sequence[Any], name: str, written: Container[int] | None = None) -> None:
+    """Raise unless all are of one kind, dtype and number of elements, and those that are written can be.
+
+    ``written``: their places; all where None.
 
     TypeError for what is no tensor, InvalidUsageError for tensors that do not go together.
     """
@@ -31,7 +33,8 @@ def check_alike(tensors: Sequence[Any], name: str) -> None:
                 tensor.numel(),
             )
         else:
-            buffer = buffer_of(tensor, f"{name}[{number}]", writable=True, load=False)
+            writable = written is None or number in written
+            buffer = buffer_of(tensor, f"{name}[{number}]", writable=writable, load=False)
             dtype, kind, count = buffer.dtype, buffer.kind, buffer.count
         if first is None:
             first = kind, dtype, count

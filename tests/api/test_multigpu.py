@@ -149,6 +149,19 @@ async def test_all_gather_puts_element_j_of_rank_k_at_k_times_n_plus_j(kind: str
                         np.testing.assert_array_equal(row[k * n + j], theirs[j])
 
 
+async def test_tensors_that_are_only_read_need_not_be_writable() -> None:
+    async def on_rank(rank: int) -> list[list[float]]:
+        given = [np.full(2, 10.0 * rank + i) for i in range(2)]
+        for array in given if rank else given[:1]:
+            array.flags.writeable = False
+        await dist.reduce_multigpu(given, 0, dst_tensor=1)
+        outputs = [[np.zeros(2) for _ in range(4)] for _ in range(2)]
+        await dist.all_gather_multigpu(outputs, given)
+        return [row.tolist() for row in np.array(outputs)[:, :, 0]]
+
+    assert await run_ranks(2, on_rank) == [[[0.0, 22.0, 10.0, 11.0]] * 2] * 2
+
+
 async def test_a_group_and_its_global_ranks() -> None:
     async def on_rank(rank: int) -> float:
         group = await dist.new_group([1, 2])
@@ -256,6 +269,12 @@ ENTRIES: list[Entry] = [
     (
         "one that cannot be written",
         lambda h: dist.all_reduce_multigpu([np.ones(4), read_only()]),
+        InvalidUsageError,
+        r"tensor_list\[1\] .*read-only",
+    ),
+    (
+        "a target that cannot be written",
+        lambda h: dist.reduce_multigpu([np.ones(4), read_only()], dist.get_rank(), dst_tensor=1),
         InvalidUsageError,
         r"tensor_list\[1\] .*read-only",
     ),
