@@ -493,7 +493,8 @@ def announce(
     mine[tag + 1], mine[tag + 2] = meta
     mine[tag + 3] = nbytes
     if copied is None:
-        mine[tag + COPIED] = base + nbytes
+        # Invariant: no word leaves the range of its operation. More bytes than that follow in chunks.
+        mine[tag + COPIED] = base + min(nbytes, LAST_STEP)
         mine[tag] = base
     else:
         mine[tag + COPIED] = base + copied

@@ -41,6 +41,15 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
     assert late == ([(SEQUENCE, 1, THERE)] if disagrees else [])
 
 
+def test_announced_bytes_are_never_in_the_range_of_a_later_operation() -> None:
+    """A rank may announce more bytes than a slot holds, and than there are steps in an operation."""
+    words = memoryview(bytearray(CONTROL_BYTES)).cast("Q")
+    tag, base = SLOT_TAGS[0], 5 << STEP_BITS
+    announce(words, tag, base, HERE, 40 << 20)
+    assert words[tag + 3] == 40 << 20
+    assert base <= words[tag + COPIED] < base + (1 << STEP_BITS)
+
+
 def test_the_tag_goes_first_and_comes_last() -> None:
     """A reader that finds the tag finds the words that belong to it."""
     written: list[tuple[int, int]] = []
