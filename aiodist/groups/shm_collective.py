@@ -151,9 +151,9 @@ class ShmCollective:
                 waiting = self._slot_in_use(slot, exchange.spin_bytes)
                 if waiting is not None:
                     return self._stay(at, exchange, given, waiting)
-            # Invariant: what this rank left unread is compared before its own part is overwritten, and
-            # before it leaves the slot unread again. So of two ranks that disagreed, at least one sees the
-            # other's.
+            # Invariant: a rank that published without reading all others compares what they publish until
+            # all of them have left that operation, and before its own part is overwritten. So of two ranks
+            # that disagreed, at least one sees the other's.
             if unread[slot] is not None and not self._agreed(slot):
                 return self._stay(at, exchange, given, _HERE)
             if nbytes >= 0:
@@ -219,7 +219,7 @@ class ShmCollective:
         # As in `close`, for the many that end here.
         if knows_all:
             communicator.met = sequence
-        else:
+        elif nbytes >= 0:
             unread[slot] = sequence, meta
         communicator.advance(base | LAST_STEP)
         return None
@@ -246,13 +246,17 @@ class ShmCollective:
     def _agreed(self, slot: int) -> bool:
         """Compare what the others published in a slot that this rank left without reading it.
 
-        Returns False if one was in another operation and there is no context to report it. Raises
-        CollectiveMismatchError unless that was reported before.
+        Forgets the operation once all others have left it. Returns False if one was in another operation
+        and there is no context to report it. Raises CollectiveMismatchError unless that was reported
+        before.
         """
         communicator = self.communicator
         unread = communicator.unread[slot]
         assert unread is not None
+        end, is_over = (unread[0] + 1 << STEP_BITS) | LAST_STEP, True
         for rank, words in communicator.peers:
+            # Invariant: a peer that has left the operation has published before what it publishes there.
+            is_over = is_over and words[PROGRESS] >= end
             theirs = stray(words, *unread)
             if theirs is not None:
                 if self.context is None:
@@ -263,7 +267,8 @@ class ShmCollective:
                 if error is not None:
                     communicator.unread[slot] = None
                     raise error
-        communicator.unread[slot] = None
+        if is_over:
+            communicator.unread[slot] = None
         return True
 
     def _follow(self, slot: int, exchange: Exchange[T], given: T) -> bool:
@@ -306,7 +311,7 @@ class ShmCollective:
         communicator = self.communicator
         if self._seen == communicator.size - 1:
             communicator.met = self.sequence
-        else:
+        elif communicator.slot_used[self.sequence % SLOTS] == self.end:  # it has published there
             communicator.unread[self.sequence % SLOTS] = self.sequence, self.meta
         self._seen = 0
         self._given = None
@@ -484,9 +489,10 @@ def announce(
     ``base``: the progress at which the operation begins. ``copied``: so many bytes of it are there yet, for
     readers that begin with that; the tag follows.
 
-    Each rank compares what others left in that slot (`stray`) before it announces anew. It also compares
-    what a rank left in the other slot when it reads what that rank announced next. So if two ranks
-    disagreed and did not look at each other's slots then, at least one of them sees it.
+    Each rank compares what others left in that slot (`stray`) before it announces anew: all of them have
+    announced by then. It also compares what a rank left in the other slot when it reads what that rank
+    announced next. So if two ranks disagreed and did not look at each other's slots then, at least one of
+    them sees it.
     """
     if mine[tag] != base:
         mine[tag] = 0

@@ -115,7 +115,8 @@ class ShmCommunicator:
         self.chunks_used = 0  # the same of the chunks
         self._chunks_used_before = 0  # and of what was in them before that
         self.unread: list[tuple[int, tuple[int, int]] | None] = [None] * SLOTS
-        """By slot: an operation, and its fingerprint, of which this rank has not read all slots."""
+        """By slot: an operation, and its fingerprint, in which this rank published, reading not all.
+        Peers may not have come to it yet."""
         self.spin_policy = SpinPolicy(_no_turns)
         self.spin_policy.neighbours = group.endpoint.spin_policy.neighbours
         """``active`` once it is known that no other rank lives in this process."""

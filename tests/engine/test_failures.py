@@ -279,6 +279,42 @@ async def test_two_roots_that_only_read_later_see_each_other() -> None:
         assert "root 1" in str(error)
 
 
+async def test_a_root_remembers_its_slot_until_all_others_have_come_to_it() -> None:
+    """It leaves the slot unread again before the second root has published there, and uses it again before
+    that one compares."""
+    ahead, second, used = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def main(rank: int) -> list[BaseException | None]:
+        await dist.barrier()
+        await dist.barrier()
+        if rank != 1:
+            for root in (0, 2, 2):
+                await broadcast(root)
+            if rank == 0:
+                ahead.set()
+            await second.wait()
+            errors = [await outcome(broadcast(root)) for root in (2, 0)]
+            used.set()
+        else:
+            await ahead.wait()
+            await broadcast(1)
+            await broadcast(2)
+            second.set()
+            await used.wait()
+            errors = [await outcome(broadcast(root)) for root in (2, 2, 0)]
+        errors += [await outcome(dist.barrier()) for _ in range(3)]
+        await next_works(rank, 3)
+        return errors
+
+    outcomes = await run_ranks(3, main, "shm", timeout=20)
+    errors = [error for each in outcomes for error in each if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "root 0" in str(error)
+        assert "root 1" in str(error)
+
+
 async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> None:
     """A peer that completed before must not find it again in its next operation."""
 

@@ -30,6 +30,7 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
     elif after == "all":
         announce(words, tag, SEQUENCE + 3 << STEP_BITS, THERE, 8)
     late: list[tuple[int, int, tuple[int, int]]] = []
+    words[PROGRESS] = (SEQUENCE + 2 << STEP_BITS) - 1  # rank 1 has left operation 5
     unread = [None, (SEQUENCE, HERE)]
     communicator: Any = SimpleNamespace(peers=[(1, words)], group_ranks=[0, 1], unread=unread)
     shm = ShmCollective(communicator)
