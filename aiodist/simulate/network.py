@@ -96,7 +96,7 @@ class Network:
         self.ranks = [Rank(self, rank) for rank in range(size if relation is apart else 1)]
         self._relation = relation
         self._places = topology
-        self._intra_host = intra_host or parameters
+        self.intra_host = intra_host or parameters
         if topology is not None:
             for ranks in topology.hosts:
                 wire = Link()
@@ -135,8 +135,8 @@ class Network:
         exchange.sender, exchange.nbytes = sender, nbytes
         exchange.dst = dst if len(self.ranks) == self.size else 0
         if self.is_near(sender.rank, dst):
-            exchange.path = self._intra_host
-        if nbytes <= self.parameters.eager:
+            exchange.path = self.intra_host
+        if nbytes <= self._model(exchange).eager:
             self._at(sender.clock, lambda now: self._transmit(exchange, now))
         else:
             exchange.announced = sender.clock + self._model(exchange).latency
@@ -164,7 +164,7 @@ class Network:
         exchange.receiver, exchange.posted = receiver, receiver.clock
         if exchange.arrived:
             self._at(receiver.clock, lambda now: self._deliver(exchange, now))
-        elif exchange.nbytes > self.parameters.eager:
+        elif exchange.nbytes > self._model(exchange).eager:
             self._grant(exchange)
         return exchange.received
 
@@ -211,7 +211,7 @@ class Network:
         return (
             model.per_byte
             if self._places is None
-            else max(model.per_byte, self._intra_host.per_byte)
+            else max(model.per_byte, self.intra_host.per_byte)
         )
 
     def _model(self, exchange: _Exchange) -> Parameters:
@@ -225,7 +225,7 @@ class Network:
     def _deliver(self, exchange: _Exchange, now: float) -> None:
         receiver = exchange.receiver
         assert receiver is not None  # a receive is posted
-        receiver.clock = max(receiver.clock, now) + self.parameters.overhead
+        receiver.clock = max(receiver.clock, now) + self._model(exchange).overhead
         exchange.received.complete(exchange.nbytes)
 
 
@@ -270,13 +270,16 @@ class Rank:
     # -- collectives.Channel
 
     def send(self, dst: int, data: memoryview) -> Pending[None]:
-        self.clock += self._network.parameters.overhead
+        network = self._network
         self.messages += 1
         self.nbytes += len(data)
-        if not self._network.is_near(self.rank, dst):
+        if network.is_near(self.rank, dst):
+            self.clock += network.intra_host.overhead
+        else:
+            self.clock += network.parameters.overhead
             self.crossing[0] += 1
             self.crossing[1] += len(data)
-        return self._network.send(self, dst, len(data))
+        return network.send(self, dst, len(data))
 
     def recv(self, src: int, into: memoryview) -> Pending[None]:
         return self._network.receive(self, src)

@@ -142,6 +142,18 @@ def test_ranks_of_a_host_share_its_link_and_are_near_each_other() -> None:
     assert not any(sum(rank.crossing) for rank in network.ranks)
 
 
+def test_a_message_inside_a_host_has_the_overhead_and_the_eager_limit_of_messages_there() -> None:
+    async def to_the_neighbour(rank: Rank) -> None:
+        if rank.rank == 0:
+            await rank.send(1, rank.memory(40))
+        elif rank.rank == 1:
+            await rank.recv(0, rank.memory(40))
+
+    far, near = Parameters(L, OVERHEAD, 0.0, G, R), Parameters(1.0, 0.5, 0.0, G, R, eager=39)
+    network = Network(4, far, topology=hosts_of(4, 2), intra_host=near)
+    assert network.run(to_the_neighbour) == 0.5 + 3 * 1.0 + 40 * G + 0.5
+
+
 def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> None:
     memory = Memory(2)
 
