@@ -337,19 +337,19 @@ class AllGatherCoalesced(Collective[None]):
             check_list(row, f"{name}[{number}]", len(tensors), each="tensor")
             for number, row in enumerate(check_list(self.outputs, name, group.size))
         ]
-        for number, column in enumerate(zip(*rows, strict=True)):
-            check_distinct(column, f"[row[{number}] for row in {name}]")
+        joined = f"sum({name}, [])"
+        check_distinct([tensor for row in rows for tensor in row], joined)
         memory = each_of(tensors, "input_tensor_list", open_one, writable=False)
         places = [
             each_of(row, f"{name}[{number}]", open_one, memory[0], writable=True)
             for number, row in enumerate(rows)
         ]
-        for number, column in enumerate(zip(*places, strict=True)):
-            check_apart(column, f"[row[{number}] for row in {name}]")
+        outputs = [place for row in places for place in row]
+        check_apart(outputs, joined)
         for place, own in zip(places[group.rank], memory, strict=True):
             check_own(place, own, f"{name}[{group.rank}]")
         lengths = [sum(_nbytes(row)) for row in places]
-        return Opened(memory, [place for row in places for place in row], into=lengths)
+        return Opened(memory, outputs, into=lengths)
 
 
 class _ReduceScatter(Collective[None]):

@@ -104,7 +104,7 @@ def all_gather_coalesced(
 
     Args:
         output_tensor_lists: For each rank a list with one tensor for each of its inputs, of the
-            same number of elements.
+            same number of elements. They share no memory.
         input_tensor_list: This rank's tensors, at least one, of one dtype. All ranks pass equally
             many; shapes may differ.
         group: The process group; None is the default group.

@@ -105,7 +105,15 @@ ENTRIES: list[Entry] = [
             [[t(4), (one := t(4))[:]], [t(4), t(4)], [t(4), one[:]]], ts(4, 4)
         ),
         InvalidUsageError,
-        r"\[row\[1\] for row in output_tensor_lists\]\[0\] and .*\[2\] share memory",
+        r"sum\(output_tensor_lists, \[\]\)\[1\] and .*\[5\] share memory",
+    ),
+    (
+        "all_gather_coalesced: views of one memory in one list",
+        lambda h: dist.all_gather_coalesced(
+            [[(one := t(4)), one[:]], ts(4, 4), ts(4, 4)], ts(4, 4)
+        ),
+        InvalidUsageError,
+        r"sum\(output_tensor_lists, \[\]\)\[0\] and .*\[1\] share memory",
     ),
     (
         "all_to_all: views of one memory",
