@@ -29,7 +29,7 @@ class Gate:
     def run(self, start: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Call ``start()`` once it is open, after all that came before; or ``fail(error)``."""
         if self.is_open:
-            self._call(start, fail)
+            self.call(start, fail)
         elif self.error is not None:
             fail(self.error)
         else:
@@ -49,10 +49,11 @@ class Gate:
         self.most_tag = int(comm.Get_attr(mpi.TAG_UB))
         # Not open before the last has gone: a call that comes now comes after them.
         while self._waiting:
-            self._call(*self._waiting.pop(0))
+            self.call(*self._waiting.pop(0))
         self.is_open = self.error is None  # one of them may have shut it
 
-    def _call(self, start: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+    def call(self, start: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        """Call ``start()`` now that MPI is there. What it raises goes to ``fail``, as an error of ours."""
         try:
             start()
         except Exception as error:  # noqa: BLE001  # whatever it is, its operation reports it

@@ -160,7 +160,7 @@ class MpiMessenger:
         elif status.Is_cancelled():
             return
         elif recv is not None:
-            self._open(recv, status.Get_source(), posted.head)
+            self._open_or_fail(recv, status.Get_source(), posted.head)
         else:  # it came in the moment in which its receive was taken back
             self._hand_on(status.Get_tag(), status.Get_source(), posted.head)
 
@@ -174,13 +174,17 @@ class MpiMessenger:
             ):
                 # If its own request has got a head, or gets one before MPI cancels it, that is handed on.
                 self.withdraw(recv)
-                self._open(recv, source, head)
+                self._open_or_fail(recv, source, head)
                 return
         self._unclaimed.append((tag, source, head))
 
     def _refuse(self, recv: Recv, error: BaseException) -> None:
         self._posted.pop(recv, None)
         recv.fail(error)
+
+    def _open_or_fail(self, recv: Recv, source: int, head: bytearray) -> None:
+        """As `_open`, for a callback of the poller, which has other requests to end after this one."""
+        self._gate.call(lambda: self._open(recv, source, head), recv.fail)
 
     def _open(self, recv: Recv, source: int, head: bytearray) -> None:
         """The head of a message for ``recv`` is here."""

@@ -1,16 +1,19 @@
-"""What becomes of a message when MPI reports an error, without MPI."""
+"""What becomes of messages when MPI reports an error, without MPI."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiodist.backends.mpi.gate import Gate
-from aiodist.backends.mpi.mpi_messenger import SHORT, MpiMessenger
-from aiodist.backends.mpi.poller import Request
+from aiodist.backends.mpi.mpi_messenger import _HEAD, SHORT, MpiMessenger
+from aiodist.backends.mpi.poller import Poller, Request
 from aiodist.errors import DistBackendError
+from aiodist.p2p.matching import Recv
+from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.wire.frames import TENSOR
 
 FAILED = DistBackendError("MPI failed")
@@ -56,3 +59,36 @@ def test_a_send_ends_with_its_last_request(
         request.complete(None)
     assert message.done
     assert message.error is None
+
+
+async def test_a_payload_that_mpi_refuses_to_receive_fails_its_receive_alone() -> None:
+    """As one that is longer than MPI can count. Another request has ended at the same time."""
+    heads: list[bytearray] = []
+
+    def receive(buffer: tuple[Any, Any], source: int, tag: int) -> Any:
+        if not isinstance(buffer[0], bytearray):
+            raise OverflowError("too long")
+        heads.append(buffer[0])
+        return SimpleNamespace(Test=lambda status: True)
+
+    def status() -> Any:
+        return SimpleNamespace(Is_cancelled=lambda: False, Get_source=lambda: 0)
+
+    mpi: Any = SimpleNamespace(TAG_UB=0, BYTE=None, Exception=SystemError, Status=status)
+    poller = Poller(mpi, asyncio.get_running_loop(), SpinPolicy(lambda _: None))
+    gate = Gate()
+    gate.open(mpi, SimpleNamespace(Get_attr=lambda _: 1 << 20, Irecv=receive), poller)
+    messenger = MpiMessenger([0, 1], gate, poller._spin_policy)
+    long, short = (
+        messenger.recv(
+            Recv((TENSOR, 1, tag), 0, memoryview(bytearray(nbytes)), b"", lambda *_: None)
+        )
+        for tag, nbytes in enumerate((SHORT + 1, SHORT))
+    )
+    for head, nbytes in zip(heads, (SHORT + 1, SHORT), strict=True):
+        _HEAD.pack_into(head, 0, nbytes, 0, 0)
+    poller.poll()
+    assert isinstance(long.error, OverflowError)
+    assert short.done
+    assert short.error is None
+    assert poller.close()
