@@ -132,9 +132,13 @@ class TcpStoreServer:
         )
         try:
             for sock in sockets:
-                server._listeners.append(
-                    await asyncio.start_server(server._accept, sock=sock, **tls)
+                # Its loop watches the socket from `start_serving` on, which may be cancelled: by then
+                # `stop_accepting` knows the listener.
+                listener = await asyncio.start_server(
+                    server._accept, sock=sock, start_serving=False, **tls
                 )
+                server._listeners.append(listener)
+                await listener.start_serving()
         except BaseException:
             for sock in sockets[len(server._listeners) :]:
                 sock.close()
