@@ -248,13 +248,15 @@ class TcpStoreServer:
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
     ) -> bool:
+        what, seconds = "greet", _GREETING_SECONDS
         try:
-            async with turning_timeout(_GREETING_SECONDS):
+            async with turning_timeout(seconds):
                 expected = await answer_client(reader, writer, self._secret, self._seal)
-            async with turning_timeout(_PROOF_SECONDS):
+            what, seconds = "show that it knows this job's secret", _PROOF_SECONDS
+            async with turning_timeout(seconds):
                 await await_proof(reader, expected)
         except TimeoutError:
-            why = f"it did not greet within {_GREETING_SECONDS:g} s"
+            why = f"it did not {what} within {seconds:g} s"
         except StrangerError as error:
             if not error.first:
                 return False  # the client may have given up, or this server may be closing

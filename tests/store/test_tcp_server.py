@@ -10,6 +10,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.store import TcpStoreServer, tcp_server
 from aiodist.store.addresses import Address
+from aiodist.store.tcp_greeting import GREETING
 from tests.limits import until
 
 
@@ -37,3 +38,16 @@ async def test_a_start_that_is_cancelled_leaves_no_socket_watched(
             await until(arrived.is_set)
         finally:
             loop.remove_reader(ours)
+
+
+async def test_a_client_without_a_proof_is_told_apart_from_one_without_a_greeting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp_server, "_PROOF_SECONDS", 0.05)
+    async with await TcpStoreServer.start("127.0.0.1") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GREETING + bytes(32))  # and then it is stopped
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert "it did not show that it knows this job's secret within 0.05 s" in caplog.text
