@@ -193,8 +193,11 @@ class AgentConnection:
             self._end_ranks()
 
     def send(self, kind: FrameKind, rank: int = -1, **facts: Any) -> None:
-        """Send a frame, or keep it until the pipe takes it. Does nothing once the host is lost."""
-        if not self.is_lost:
+        """Send a frame, or keep it until the pipe takes it.
+
+        Does nothing once the host is lost, and after `hang_up`: the handler of a signal may still send.
+        """
+        if not self.is_lost and not self._commands.closed:
             self._outgoing += encode(kind, rank, **facts)
             self._write()
 

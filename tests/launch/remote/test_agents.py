@@ -178,6 +178,15 @@ def test_a_signal_may_come_while_the_launcher_looks_after_a_pipe(is_full: bool) 
         os.kill(connection.pid, signal.SIGKILL)
 
 
+def test_a_signal_may_come_once_the_launcher_has_hung_up() -> None:
+    ssh = ["sh", "-c", "exec cat > /dev/null"]
+    with Watchdog() as watchdog, selectors.DefaultSelector() as selector:
+        with Agents([HostSlots("elsewhere", 1)], ssh, Console(1, 2), watchdog) as agents:
+            agents.connect(selector, {}, None)
+            (connection,) = agents.connections
+        connection.send(FrameKind.SIGNAL, 0, number=9, group=True)  # as its handler does
+
+
 def test_all_agents_end_at_the_same_time(tmp_path: Path) -> None:
     """Those of many hosts that are cut off would else take as many times five seconds."""
     gone = tmp_path / "gone"
