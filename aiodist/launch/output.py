@@ -30,7 +30,8 @@ BOLD = 1
 
 ERASE_LINE = b"\r\x1b[K"
 
-_END = re.compile(rb"\r\n|\n|\r")
+_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""The end of a piece. A carriage return at the end of what has come may belong to a line feed."""
 
 
 class Piece(NamedTuple):
@@ -44,7 +45,11 @@ class Piece(NamedTuple):
 
 
 class LineSplitter:
-    """Split a stream of bytes at line feeds and carriage returns. Any bytes are allowed."""
+    """Split a stream of bytes at line feeds and carriage returns. Any bytes are allowed.
+
+    The pieces of lines do not depend on where the stream is cut. A piece that ends in a carriage return
+    is complete with the byte after it.
+    """
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
         self._limit = limit
@@ -69,9 +74,10 @@ class LineSplitter:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """Return the unfinished rest, as a piece without an end."""
+        """Return the unfinished rest, as a piece without an end, or with a carriage return as its end."""
         rest, self._rest = self._rest, b""
-        return [Piece(rest, b"")] if rest else []
+        text = rest.removesuffix(b"\r")
+        return [Piece(text, rest[len(text) :])] if rest else []
 
 
 class Screen:

@@ -58,6 +58,24 @@ def test_lines_are_cut_wherever_the_chunks_end():
     assert whole.flush() == []
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_the_pieces_do_not_depend_on_where_the_stream_is_cut(size):
+    data = b"one\r\ntwo\r\n\r\n10%\r20%\r\nlast\r"
+    splitter = LineSplitter()
+    pieces = [
+        piece for at in range(0, len(data), size) for piece in splitter.feed(data[at : at + size])
+    ]
+    assert splitter.holds_text
+    assert pieces + splitter.flush() == [
+        Piece(b"one", b"\n"),
+        Piece(b"two", b"\n"),
+        Piece(b"", b"\n"),
+        Piece(b"10%", b"\r"),
+        Piece(b"20%", b"\n"),
+        Piece(b"last", b"\r"),
+    ]
+
+
 def test_any_bytes_in_any_chunks_come_out_again():
     source = random.Random(7)
     data = source.randbytes(20_000).replace(b"\r", b"-") + b"end"
