@@ -8,6 +8,7 @@ listens on TCP, on the interface by which the others reach this rank.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -84,6 +85,8 @@ class Server:
         self._signalled: list[str] = []
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._tellers: list[threading.Thread] = []
+        """Threads that ask the other ranks to dump: a rank that is asked may ask this one meanwhile."""
         self._host = ""
         self.address = ""
         weakref.finalize(observer, self._orphaned).atexit = False
@@ -139,7 +142,10 @@ class Server:
             current = self._open
             if current is not None:
                 current.cut()
+            end = monotonic() + QUESTION_SECONDS
             self._thread.join(QUESTION_SECONDS)
+            for teller in self._tellers:
+                teller.join(max(0.0, end - monotonic()))
         self._close_sockets()
 
     @property
@@ -304,7 +310,16 @@ class Server:
             elif rank != mine.rank:
                 name = socket_name(os.geteuid(), mine.job, rank, other.pid)
                 calls[rank] = partial(ask_here, name, question)
-        ask_all(calls, QUESTION_SECONDS)
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter ends
+                ask_all(calls, QUESTION_SECONDS)
+
+        teller = threading.Thread(
+            target=ask, name=f"aiodist asks for rank {mine.rank}", daemon=True
+        )
+        teller.start()
+        self._tellers = [*(each for each in self._tellers if each.is_alive()), teller]
 
     # -- the clock
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -17,10 +19,12 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import World, current_world, use_world
+from aiodist.observe import server
 from aiodist.observe.answering import SignalHandler, answer_here, heed_signal
 from aiodist.observe.asking import jobs_here
+from aiodist.observe.observer import DUMP_VARIABLE
 from aiodist.observe.query_protocol import ask_here
-from aiodist.observe.server import Server
+from aiodist.observe.server import Server, socket_name
 from tests.limits import until
 from tests.observe.test_query_protocol import observer
 
@@ -62,6 +66,29 @@ async def test_a_rank_whose_stderr_has_no_reader_answers_after_a_signal(
         assert await asyncio.to_thread(ask_here, place.name, {"ask": "ranks"}, 10.0)
     finally:
         asked.close()
+        signal.signal(signal.SIGUSR1, before)
+
+
+async def test_a_rank_answers_while_it_asks_others_for_their_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaled: Callable[[float], float]
+) -> None:
+    """The other ranks may have failed at the same time, and ask this one."""
+    monkeypatch.setattr(server, "QUESTION_SECONDS", scaled(30))
+    before = signal.getsignal(signal.SIGUSR1)
+    failed = observer(0, environ={DUMP_VARIABLE: str(tmp_path)})
+    other = failed.all_ranks[1]
+    try:
+        answer_here(failed)
+        (place,) = jobs_here()[failed.identity.job]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stopped:
+            stopped.bind("\0" + socket_name(os.geteuid(), other.job, other.rank, other.pid))
+            stopped.listen()
+            failed.failed(dist.CollectiveTimeoutError("a timeout"), here=True)
+            asking, _ = await asyncio.to_thread(stopped.accept)
+            with asking:
+                assert await asyncio.to_thread(ask_here, place.name, {"ask": "ranks"}, scaled(5))
+    finally:
+        failed.close()
         signal.signal(signal.SIGUSR1, before)
 
 
