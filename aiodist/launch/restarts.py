@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from aiodist.credentials import Certificates
+from aiodist.errors import DistStoreError
 from aiodist.store import PrefixStore, TcpStoreServer
 
 T = TypeVar("T")
@@ -70,7 +71,12 @@ class Restarts:
 
     def all_wait(self, ranks: Sequence[int]) -> bool:
         """Return whether all ``ranks`` wait in ``rejoin()`` to be taken in. False for no ranks."""
-        return bool(ranks and self.used) and self._do(self._wait_in_rejoin(ranks))
+        if not ranks or not self.used:
+            return False
+        # The engine, which few launchers need: the thread of the store answers ranks meanwhile.
+        from aiodist.api.rejoining import waiting_at
+
+        return len(self._do(waiting_at(self._store(), ranks))) == len(ranks)
 
     def replace(self, rank: int) -> None:
         """Count a restart of ``rank``."""
@@ -107,17 +113,29 @@ class Restarts:
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
+        asyncio.run_coroutine_threadsafe(self._end(loop), loop)
+        self._thread.join()
+        loop.close()
+
+    async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             if self._server is not None:
-                asyncio.run_coroutine_threadsafe(self._server.close(), loop).result(_ANSWER_SECONDS)
+                await self._server.close()
         finally:
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join()
-            loop.close()
+            loop.stop()
 
     def _do(self, what: Coroutine[Any, Any, T]) -> T:
+        """Return what the thread of the store returns. Raises DistStoreError if it does not answer."""
         assert self._loop is not None  # the callers have looked whether anything is left
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(_ANSWER_SECONDS)
+        doing = asyncio.run_coroutine_threadsafe(what, self._loop)
+        try:
+            return doing.result(_ANSWER_SECONDS)
+        except TimeoutError:
+            doing.cancel()
+            raise DistStoreError(
+                "the launcher's own store, where ranks meet after a restart, did not answer within "
+                f"{_ANSWER_SECONDS:g} s; see whether this host has memory and processors left"
+            ) from None
 
     def _store(self) -> PrefixStore:
         assert self._server is not None  # as above
@@ -127,11 +145,6 @@ class Restarts:
         """Return the ranks whose present process has registered."""
         store = self._store()
         return {rank for rank in ranks if await store.check([f"elastic/{rank}"])}
-
-    async def _wait_in_rejoin(self, ranks: Sequence[int]) -> bool:
-        from aiodist.api.rejoining import waiting_at  # the engine, which few launchers need
-
-        return len(await waiting_at(self._store(), ranks)) == len(ranks)
 
     async def _forget(self, ranks: Sequence[int]) -> None:
         """Delete the keys that ended processes have written."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError
-from aiodist.launch import JobSpec, run_job, supervisor
+from aiodist.launch import JobSpec, restarts, run_job, supervisor
 from aiodist.launch.restarts import Restarts
 from aiodist.store import TcpStore
 from tests.certificates import tls_files
@@ -231,6 +232,16 @@ def test_no_rank_is_replaced_without_survivors():
     with Restarts(0, b"") as restarts:
         assert not restarts.may_replace(0, [1])
         assert restarts.variables(0, replacement=False) == {}
+
+
+def test_a_store_that_does_not_answer_is_named_and_does_not_hide_the_end(monkeypatch):
+    monkeypatch.setattr(restarts, "_ANSWER_SECONDS", 0.05)
+    release = threading.Event()
+    with Restarts(2, b"secret") as counter:
+        counter._loop.call_soon_threadsafe(release.wait)
+        with pytest.raises(DistStoreError, match=r"launcher's own store.* within 0\.05 s"):
+            counter.may_replace(0, [1])
+        threading.Timer(0.2, release.set).start()
 
 
 async def _register(
