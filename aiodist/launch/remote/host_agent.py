@@ -225,6 +225,9 @@ class HostAgent:
             for pipe in [pipe for pipe, (owner, _) in self._pipes.items() if owner is rank]:
                 self._forward(pipe)
             self._outgoing += encode(FrameKind.GROUP_GONE, rank.rank)
+        for rank in self._ranks.values():
+            if not rank.running:
+                rank.group_alive()  # zombies may be left: once it is empty, it is not killed at the end
 
     def _kill_all(self) -> None:
         for rank in self._ranks.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import select
 import selectors
@@ -26,7 +28,9 @@ from aiodist.launch.remote.agent_connection import agent_command
 from aiodist.launch.remote.agent_frames import GREETING, Frame, FrameKind, FrameReader, encode
 from aiodist.launch.remote.agents import Agents, portable
 from aiodist.launch.remote.host_list import HostSlots
-from tests.limits import scaled
+from tests.limits import scaled, until
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def test_frames_arrive_whole_however_the_stream_is_cut() -> None:
@@ -122,6 +126,33 @@ def test_an_agent_ends_in_order_when_both_its_streams_end_at_once() -> None:
     finally:
         os.close(commands)
         os.close(answers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_group_of_zombies_is_forgotten_once_it_is_empty() -> None:
+    """Another group may get its number before the agent ends, and kills what is left."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # zombies of ranks are left to us
+    commands, ours = os.pipe()
+    theirs, answers = os.pipe()
+    agent = host_agent.HostAgent(commands, answers)
+    serving = asyncio.create_task(asyncio.to_thread(agent.serve))
+    try:
+        command = ["sh", "-c", "true & exit 0"]
+        facts = {"command": command, "variables": {}, "local_rank": 0}
+        os.write(ours, encode(FrameKind.PREPARE, folder=os.getcwd(), environment={}, port=None))
+        os.write(ours, encode(FrameKind.START, 0, **facts))
+        await until(lambda: 0 in agent._ranks and not agent._ranks[0].running and not agent._ended)
+        rank = agent._ranks[0]
+        assert not rank.group_gone
+        await asyncio.to_thread(os.waitid, os.P_PGID, rank.pid, os.WEXITED)
+        os.write(ours, encode(FrameKind.PING))
+        await until(lambda: rank.group_gone)
+    finally:
+        os.close(ours)
+        await serving
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        for descriptor in (commands, theirs, answers):
+            os.close(descriptor)
 
 
 def test_a_host_that_cannot_be_reached_is_named(sandbox, run_command) -> None:
