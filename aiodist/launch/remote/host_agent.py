@@ -104,7 +104,10 @@ class HostAgent:
     def _read(self) -> None:
         if self._commands < 0:
             return  # the stream of answers has told first
-        data = os.read(self._commands, CHUNK)
+        try:
+            data = os.read(self._commands, CHUNK)
+        except ConnectionResetError:  # of a socket whose other end had not read all answers
+            data = b""
         if not data:
             self._end()
             return

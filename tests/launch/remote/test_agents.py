@@ -8,6 +8,7 @@ import os
 import select
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -125,6 +126,20 @@ def test_an_agent_ends_in_order_when_both_its_streams_end_at_once() -> None:
         host_agent.HostAgent(commands, answers).serve()
     finally:
         os.close(commands)
+        os.close(answers)
+
+
+def test_an_agent_ends_in_order_when_its_answers_were_not_read() -> None:
+    """Its streams are one socket where sshd makes no pipes, and the end of that is a reset."""
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as threads, theirs:
+        answers = os.dup(theirs.fileno())
+        agent = host_agent.HostAgent(theirs.fileno(), answers)
+        serving = threads.submit(agent.serve)
+        while agent._outgoing:
+            time.sleep(0.001)
+        ours.close()
+        serving.result()
         os.close(answers)
 
 
