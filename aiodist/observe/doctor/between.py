@@ -92,7 +92,7 @@ def resolve(name: str) -> str:
     """Return the numeric address of the master. Raises DistNetworkError."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise DistNetworkError(
             f"the master's name {name!r} does not resolve here ({error}): use its address"
         ) from None

@@ -119,6 +119,13 @@ def test_a_master_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) ->
         resolve("node0")
 
 
+def test_a_name_that_cannot_be_looked_up_is_told() -> None:
+    with pytest.raises(
+        DistNetworkError, match=r"'node\.\.0' does not resolve here \(.*empty or too"
+    ):
+        resolve("node..0")
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     code = aiodist(["doctor"])
     told = capsys.readouterr().out
