@@ -210,30 +210,30 @@ class FileStore(Store):
                 return values
             if left <= 0:
                 raise timed_out(missing, deadline)
-            await self._look_after_others()
+            self._look_after_others()
             await asyncio.sleep(min(pause, left))
         raise AssertionError("unreachable: pauses never end")
 
-    async def _look_after_others(self) -> None:
-        """Carry out the wills of dead participants from time to time."""
+    def _look_after_others(self) -> None:
+        """Carry out the wills of dead participants from time to time, if the lock is free just then."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        if any(other.is_dead() for other in neighbours(self._me, self._heirless())):
-            await self._under_lock(self._carry_out, exclusive=True)
+        if any(other.is_dead() for other in neighbours(self._me, self._with_wills())):
+            with self._log.locked(exclusive=True) as held:
+                if held:
+                    self._log.refresh(exclusive=True)
+                    for other in self._with_wills():
+                        if other.is_dead():
+                            _leave_a_will(self._log, other)
 
-    def _heirless(self) -> list[Participant]:
-        """Return the dead participants with a will, in an order on which all handles agree."""
+    def _with_wills(self) -> list[Participant]:
+        """Return the participants with a will, in an order on which all handles agree."""
         log = self._log
         return [
             log.present[token] for token, will in log.wills.items() if will and token in log.present
         ]
-
-    def _carry_out(self) -> None:
-        for other in self._heirless():
-            if other.is_dead():
-                _leave_a_will(self._log, other)
 
     async def _under_lock(
         self, action: Callable[[], T], *, exclusive: bool = False, within: float = _LOCK_SECONDS

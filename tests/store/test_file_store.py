@@ -13,6 +13,7 @@ from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store import FileStore, exchange, join
 from aiodist.store.filelog import FileLog
 from aiodist.store.participants import Participant
+from tests.limits import scaled
 
 
 def soon() -> Deadline:
@@ -295,6 +296,19 @@ async def test_the_living_carry_out_the_wills_of_the_dead(path):
         assert not await store.check(["third"])
         await third.renounce("third")
     assert not path.exists()
+
+
+async def test_a_wait_ends_in_time_although_a_will_cannot_be_carried_out(path):
+    async with holder(path, 1, "last words") as child, await FileStore.open(path, 0) as store:
+        await kill(child)
+        reader = FileLog(path)
+        reader.open()
+        with reader.locked(exclusive=False):  # as of a process that was stopped while it read
+            async with asyncio.timeout(scaled(5)):
+                with pytest.raises(StoreTimeoutError, match="last words"):
+                    await store.get("last words", Deadline(0.05))
+        assert await store.get("last words", soon()) == b"adieu"
+        reader.close()
 
 
 def test_a_handle_that_was_not_closed_goes_with_its_loop(path):
