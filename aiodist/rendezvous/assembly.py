@@ -26,7 +26,10 @@ from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
 from aiodist.store import PrefixStore, Store
 from aiodist.store.generation import Will
-from aiodist.store.waiting import pauses
+from aiodist.store.waiting import in_time, pauses
+
+_ANSWER_SECONDS = 5.0
+"""Seconds after the deadline for the store's answers about the ranks that did not arrive."""
 
 _LIST = "roll"
 _CHANGES = "changes"
@@ -42,14 +45,18 @@ async def assemble(
     Raises StoreTimeoutError, with the ``ranks`` that did not arrive, and DistStoreError if the
     store fails. After a failure or cancellation it may be called again.
     """
+    roster = await in_time(_arrive(store, rank, size, deadline), deadline, _ANSWER_SECONDS)
+    return PrefixStore(_part(roster), store)
+
+
+async def _arrive(store: Store, rank: int, size: int, deadline: Deadline) -> bytes:
+    """Return the list to which all processes have agreed."""
     name = os.urandom(12).hex()
     await store.set(_place(rank), name.encode())
     await store.add(_CHANGES, 1)
     if rank == 0:
-        roster = await _lead(store, size, deadline)
-    else:
-        roster = await _follow(store, rank, size, name, deadline)
-    return PrefixStore(_part(roster), store)
+        return await _lead(store, size, deadline)
+    return await _follow(store, rank, size, name, deadline)
 
 
 async def _lead(store: Store, size: int, deadline: Deadline) -> bytes:

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import DistStoreError
+from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.base_store import Store, list_of_keys, text_key, whole_amount
-from aiodist.store.waiting import check_value, closed, pauses, timed_out
+from aiodist.store.waiting import check_value, closed, in_time, pauses, timed_out
 
 T = TypeVar("T")
 
 CALL_SECONDS = 300.0
+
+_ANSWER_SECONDS = 5.0
+"""Seconds after the deadline of a wait for the answer whether the keys are there."""
+
+_Calls = SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
+"""Calls to make, each with the future of its result; None is the end."""
 
 
 class TorchStore(Store):
     """Wrap any ``torch.distributed.Store``: TCPStore, FileStore, HashStore, PrefixStore.
 
     torch's calls block, so they run one after the other in a thread of this object. None of them
-    waits for keys. A wait polls with growing pauses of at most 20 ms, so it can be cancelled, and
-    no thread is stuck in it when the interpreter ends. ``delete_key`` first asks whether the key is
+    waits for keys. A wait polls with growing pauses of at most 20 ms, so it can be cancelled. The
+    interpreter ends although a call hangs in the thread. ``delete_key`` first asks whether the key is
     set, because torch's FileStore does not say. Two deletions at the same moment may both
     therefore return True.
     """
@@ -35,7 +45,9 @@ class TorchStore(Store):
         """
         self.store = store
         self._call_timeout = to_seconds(call_timeout)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="aiodist-torch-store")
+        self._calls: _Calls = SimpleQueue()
+        self._end = weakref.finalize(self, self._calls.put, None)
+        self._is_started = False
         self._closed = False
         # A value that no other handle writes: see get().
         self._nothing = os.urandom(16).hex()
@@ -57,7 +69,9 @@ class TorchStore(Store):
         # returns the expected value.
         nothing = self._nothing
         for pause in pauses():
-            value: bytes = await self._call(self.store.compare_set, key, nothing, nothing)
+            value: bytes = await self._ask(
+                [key], deadline, self.store.compare_set, key, nothing, nothing
+            )
             if value != nothing.encode():
                 return value
             await self._pause(pause, [key], deadline)
@@ -65,7 +79,7 @@ class TorchStore(Store):
 
     async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
         for pause in pauses():
-            if await self.check(keys):
+            if await self._ask(keys, deadline, self.store.check, list(keys)):
                 return
             await self._pause(pause, keys, deadline)
 
@@ -98,24 +112,42 @@ class TorchStore(Store):
     async def close(self) -> None:
         """End this object's thread. The torch store stays open. Idempotent; never raises."""
         self._closed = True
-        # Queued calls are not cancelled: they are short, and their callers get an answer.
-        self._pool.shutdown(wait=False)
+        self._end()  # after the calls in the queue: they are short, and their callers get an answer
 
     async def _pause(self, pause: float, keys: Sequence[str], deadline: Deadline) -> None:
         left = deadline.remaining()
         if left > 0:
             await asyncio.sleep(min(pause, left))
-        elif missing := [key for key in keys if not await self.check([key])]:
+            return
+        missing = [
+            key for key in keys if not await self._ask(keys, deadline, self.store.check, [key])
+        ]
+        if missing:
             raise timed_out(missing, deadline)
         # Else they came after the last look: the loop stood still meanwhile.
+
+    async def _ask(
+        self, keys: Sequence[str], deadline: Deadline, function: Callable[..., T], *arguments: Any
+    ) -> T:
+        """Call ``function``. Raises StoreTimeoutError for ``keys`` if it hangs beyond ``deadline``."""
+        try:
+            return await in_time(self._call(function, *arguments), deadline, _ANSWER_SECONDS)
+        except StoreTimeoutError as error:
+            raise timed_out(keys, deadline) from error
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._closed:
             raise closed(f"the adapter of {type(self.store).__name__}")
-        loop = asyncio.get_running_loop()
+        if not self._is_started:
+            threading.Thread(
+                target=_make_calls, args=(self._calls,), name="aiodist-torch-store", daemon=True
+            ).start()
+            self._is_started = True
+        result: Future[T] = Future()
+        self._calls.put((result, partial(function, *arguments)))
         try:
             async with asyncio.timeout(self._call_timeout):
-                return await loop.run_in_executor(self._pool, function, *arguments)
+                return await asyncio.wrap_future(result)
         except TimeoutError as error:
             raise DistStoreError(
                 f"torch's {type(self.store).__name__} did not answer within "
@@ -124,3 +156,18 @@ class TorchStore(Store):
         except (RuntimeError, ValueError) as error:
             # torch's DistStoreError and DistNetworkError are RuntimeErrors.
             raise DistStoreError(f"torch's {type(self.store).__name__} failed: {error}") from error
+
+
+def _make_calls(calls: _Calls) -> None:
+    """Make the calls in the queue, one after the other, until its end. Runs in a thread."""
+    while (call := calls.get()) is not None:
+        result, function = call
+        if not result.set_running_or_notify_cancel():
+            continue
+        try:
+            value = function()
+        except BaseException as error:  # noqa: BLE001  # raised where the call is awaited
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+        del call, result, function  # else they are kept until the next call

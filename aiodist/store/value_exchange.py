@@ -50,7 +50,7 @@ async def exchange(
             raise _not_arrived(rank, size, absent, deadline.timeout) from error
     else:
         answer = await _gather(store, size, value, deadline, stops, name)
-        await store.set(f"{name}/all", answer)
+        await in_time(store.set(f"{name}/all", answer), deadline, _DIAGNOSIS_SECONDS)
     values, absent, timeout = msgpack.unpackb(answer)
     if absent:
         raise _not_arrived(rank, size, absent, timeout)

@@ -44,10 +44,15 @@ def timed_out(keys: Sequence[str], deadline: Deadline) -> StoreTimeoutError:
     )
 
 
-async def in_time(call: Awaitable[T], deadline: Deadline) -> T:
-    """Return the result of a call that waits for no key. Raises StoreTimeoutError at ``deadline``."""
+async def in_time(call: Awaitable[T], deadline: Deadline, grace: float = 0.0) -> T:
+    """Return the result of a call to a store that has to answer.
+
+    Raises StoreTimeoutError if it does not, ``grace`` seconds after ``deadline``: a call may ask, once
+    the time is over, what is missing.
+    """
+    left = limit(deadline)
     try:
-        async with asyncio.timeout(limit(deadline)):
+        async with asyncio.timeout(None if left is None else left + grace):
             return await call
     except StoreTimeoutError:
         raise

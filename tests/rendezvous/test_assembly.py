@@ -8,8 +8,10 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
+from aiodist.rendezvous import assembly
 from aiodist.rendezvous.assembly import assemble
 from aiodist.store import MemoryStore, PrefixStore, Store
+from tests.limits import scaled
 
 
 async def query_status(store: Store, size: int, *, start: int = 0) -> list[Store]:
@@ -91,3 +93,18 @@ async def test_ranks_with_only_an_old_key_have_not_arrived() -> None:
     with pytest.raises(StoreTimeoutError) as caught:
         await assemble(store, 1, 3, Deadline(0.02))
     assert caught.value.fields["ranks"] == (0,)
+
+
+async def test_a_store_that_does_not_answer_is_given_up_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of torchrun's agent, which is stopped."""
+
+    class Hanging(MemoryStore):
+        async def add(self, key: str, amount: int) -> int:
+            return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(assembly, "_ANSWER_SECONDS", 0.02)
+    async with asyncio.timeout(scaled(5)):
+        with pytest.raises(StoreTimeoutError, match=r"store did not answer within 0\.02 s"):
+            await assemble(Hanging(), 1, 2, Deadline(0.02))

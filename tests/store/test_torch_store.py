@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
-from aiodist.store import TorchStore, exchange, join
+from aiodist.store import TorchStore, exchange, join, torch_store
 from tests.limits import scaled
 
 distributed = pytest.importorskip("torch.distributed")
@@ -110,6 +110,46 @@ async def test_call_that_hangs_is_given_up():
         with pytest.raises(DistStoreError, match=r"Hanging did not answer within 0\.02 s"):
             await store.add("k", 1)
         release.set()
+
+
+async def test_a_wait_at_a_store_that_hangs_ends_after_its_timeout(monkeypatch):
+    release = threading.Event()
+
+    class Hanging:
+        def check(self, keys: list[str]) -> bool:
+            return release.wait()
+
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            return b"%d" % release.wait()
+
+    monkeypatch.setattr(torch_store, "_ANSWER_SECONDS", 0.02)
+    async with asyncio.timeout(scaled(5)), TorchStore(Hanging()) as store:
+        try:
+            for waiting in (store.get("k", 0.02), store.wait(["k"], 0.02)):
+                with pytest.raises(StoreTimeoutError, match=r"key 'k' in the store within 0\.02 s"):
+                    await waiting
+        finally:
+            release.set()
+
+
+HANGING = """
+import asyncio, threading
+from aiodist.store import TorchStore
+
+class Hanging:
+    def num_keys(self):
+        threading.Event().wait()
+
+async def main():
+    asyncio.create_task(TorchStore(Hanging()).num_keys())
+    await asyncio.sleep(0.1)
+
+asyncio.run(main())
+"""
+
+
+def test_the_interpreter_ends_although_a_call_hangs():
+    subprocess.run([sys.executable, "-c", HANGING], check=True, timeout=scaled(20))
 
 
 async def test_ranks_meet_over_prefixed_torch_stores():
