@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import DistStoreError, InvalidUsageError
+from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.store import FileStore as AsyncFileStore
 from aiodist.store import MemoryStore, TcpStore, TcpStoreServer
 from aiodist.store import PrefixStore as AsyncPrefixStore
@@ -318,7 +318,14 @@ async def _join(store: AsyncStore, size: int, waits: bool, deadline: Deadline) -
     if await store.add(_JOINED, 1) == size:
         await store.set(_COMPLETE, b"")
     elif waits:
-        await store.wait([_COMPLETE], deadline)
+        try:
+            await store.wait([_COMPLETE], deadline)
+        except StoreTimeoutError:
+            made = await store.add(_JOINED, 0)
+            raise StoreTimeoutError(
+                f"{made} of {size} processes have made the store within {deadline.timeout:g} s, this "
+                "one included: see whether the others were started with this host, port and world_size"
+            ) from None
 
 
 class FileStore(_Opened):

@@ -90,7 +90,7 @@ def test_a_get_waits_for_a_set_of_another_thread(store: dist.Store) -> None:
 
 
 def test_a_tcp_store_waits_for_its_workers() -> None:
-    with pytest.raises(dist.StoreTimeoutError):
+    with pytest.raises(dist.StoreTimeoutError, match=r"1 of 2 processes .* within 0\.02 s"):
         dist.TCPStore("127.0.0.1", 0, 2, True, timedelta(milliseconds=20))
     master = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
     assert (master.host, master.port > 0) == ("127.0.0.1", True)
