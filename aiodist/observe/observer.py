@@ -92,7 +92,7 @@ class Observer:
         self._kept = (0, 0)  # operations begun and under way, when the trace was kept last
         self._dump_reason: DistError | None = None  # what the next dump is about
         self._has_dumped = False
-        self._has_told = False  # that dumps cannot be written
+        self._told: set[str] = set()  # the variables of folders that cannot be written
         self._server: Answering | None = None
         self._pid = os.getpid()
         if self._traces:
@@ -159,9 +159,13 @@ class Observer:
         try:
             self._write(self._dumps, reason, stuck)
         except OSError as error:
-            if not self._has_told:  # one failure of the job may ask for several dumps
-                log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
-            self._has_told = True
+            self._tell_once("dump", DUMP_VARIABLE, self._dumps, error)
+
+    def _tell_once(self, what: str, variable: str, folder: str, error: OSError) -> None:
+        """Log that ``folder`` cannot be written: one failure of the job may ask for several dumps."""
+        if variable not in self._told:
+            log.error("cannot write a %s to %s=%s: %s", what, variable, folder, error)
+        self._told.add(variable)
 
     def signalled(self) -> None:
         """Handle SIGUSR1. May be called in a signal handler: another thread does the work."""
@@ -222,4 +226,4 @@ class Observer:
             try:
                 write_part(self._traces, self.part(reason, limit=limit))
             except OSError as error:
-                log.error("cannot write a trace to %s=%s: %s", TRACE_VARIABLE, self._traces, error)
+                self._tell_once("trace", TRACE_VARIABLE, self._traces, error)

@@ -289,6 +289,24 @@ async def test_a_rank_says_once_that_it_cannot_write_dumps(
     assert caplog.text.count("cannot write a dump to AIODIST_DUMP_DIR=") == 1
 
 
+async def test_a_rank_says_once_that_it_cannot_write_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tries once a second, and at the end."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AIODIST_TRACE_DIR", str(tmp_path / "file" / "none"))
+
+    async def main(rank: int) -> None:
+        observer = current_world().observer
+        assert observer is not None
+        for _ in range(2):
+            await dist.barrier()
+            observer.keep_trace()
+
+    await run_ranks(1, main)
+    assert caplog.text.count("cannot write a trace to AIODIST_TRACE_DIR=") == 1
+
+
 async def test_an_earlier_dump_does_not_replace_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
