@@ -69,18 +69,19 @@ class Rendezvous:
         """
         return self._attendance.heeding()
 
-    async def done(self) -> None:
+    async def done(self, deadline: Deadline | None = None) -> None:
         """Record that this rank needs nothing more from the store. Idempotent; `close` does it as well.
 
         If every rank does so early, rank 0 can close without waiting. Never raises a DistError: a
-        store that is gone needs no goodbye.
+        store that is gone needs no goodbye. ``deadline``: for the store's answer; None is 5 seconds.
         """
         if self._left or self._place.serves:
             return
         self._left = True
         self._attendance.complete()
         try:
-            await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
+            limit = _farewell() if deadline is None else deadline
+            await leave(self.store, self.rank, self.size, limit, name=_FAREWELL)
         except DistError:
             pass
         finally:
@@ -99,7 +100,8 @@ class Rendezvous:
                 pass
             await self._attendance.end()
         else:
-            await self.done()
+            # Where rank 0 serves no store, it waits for the others no longer than a goodbye takes.
+            await self.done(None if self.rank == 0 else deadline)
 
     async def close(self) -> None:
         """Close the store and, on the rank that serves it, the server. Idempotent.

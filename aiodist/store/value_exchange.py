@@ -64,11 +64,11 @@ async def leave(
 
     Rank 0 keeps the store alive (it owns the server) and closes it afterwards. On that rank the
     result is whether all others have left by the deadline; on the others it is True at once. Raises
-    DistStoreError if the store fails.
+    DistStoreError if the store fails, on the others also if it does not answer by the deadline.
     """
     if rank != 0:
-        if await store.add(f"{name}/left", 1) == size - 1:
-            await store.set(f"{name}/done", b"")
+        if await in_time(store.add(f"{name}/left", 1), deadline) == size - 1:
+            await in_time(store.set(f"{name}/done", b""), deadline)
     elif size > 1:
         try:
             await store.get(f"{name}/done", deadline)

@@ -5,7 +5,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
 from aiodist.store import MemoryStore, exchange, leave, value_exchange
-from tests.limits import until
+from tests.limits import scaled, until
 
 
 class CountingStore(MemoryStore):
@@ -138,3 +138,13 @@ async def test_host_waits_only_until_its_deadline():
     store = MemoryStore()
     await leave(store, 1, 3, Deadline(5))
     assert await leave(store, 0, 3, Deadline(0.01)) is False
+
+
+async def test_a_rank_leaves_a_store_that_does_not_answer_at_its_deadline():
+    class Hanging(MemoryStore):
+        async def add(self, key, amount):
+            await asyncio.get_running_loop().create_future()
+
+    async with asyncio.timeout(scaled(5)):
+        with pytest.raises(StoreTimeoutError, match=r"store did not answer within 0\.01 s"):
+            await leave(Hanging(), 1, 3, Deadline(0.01))
