@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
@@ -27,7 +28,16 @@ class PrefixStore(Store):
         """
         self.prefix = prefix
         self.store = store
-        self.timeout = store.timeout
+        self._timeout: float | timedelta | None = None
+
+    @property
+    def timeout(self) -> float | timedelta:
+        """Of `get` and `wait` without one."""
+        return self.store.timeout if self._timeout is None else self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: float | timedelta) -> None:
+        self._timeout = timeout
 
     def _key(self, key: str) -> str:
         return f"{self.prefix}/{text_key(key)}"

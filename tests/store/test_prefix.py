@@ -25,3 +25,12 @@ async def test_timeouts_name_the_callers_key():
     with pytest.raises(StoreTimeoutError) as caught:
         await view.wait(["a", "b"], Deadline(0.01))
     assert caught.value.keys == ("a", "b")
+
+
+def test_the_timeout_is_that_of_the_whole_store_until_it_is_set():
+    whole = MemoryStore()
+    part = PrefixStore("inner", PrefixStore("outer", whole))
+    whole.timeout = 7.0
+    assert part.timeout == 7.0
+    part.timeout = 3.0
+    assert (part.timeout, whole.timeout) == (3.0, 7.0)
