@@ -139,10 +139,14 @@ class Faults:
         self._actions.append((self.sent_bytes + count, action))
 
     def mend(self) -> None:
-        """New connections are made as usual. What was cut stays cut, what is silent is cut."""
+        """New connections are made as usual. What was cut stays cut, what is silent is cut.
+
+        What `drop`, `corrupt` and `after` have still to do is not done.
+        """
         self._is_cut = self._is_silent = False
         self._drops = 0
         self._marks.clear()
+        self._actions.clear()
         for connection in self.connections:
             if connection.is_silent:
                 connection.cut()

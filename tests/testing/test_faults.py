@@ -285,6 +285,21 @@ async def test_an_action_after_so_many_bytes() -> None:
         assert faults.sent_bytes == 10
 
 
+async def test_what_is_still_to_be_done_ends_with_mend() -> None:
+    faults, seen = Faults(), asyncio.Event()
+    async with pair("inproc", faults) as (ours, theirs):
+        far = Sink()
+        theirs.start(far)
+        with faults:
+            faults.after(1, seen.set)
+            faults.corrupt()
+            faults.drop()
+        ours.send([b"data"])
+        await far.holds(4)
+        await turns()
+        assert (bytes(far.data), seen.is_set()) == (b"data", False)
+
+
 async def test_memory_given_back_early_is_copied(scheme: str) -> None:
     async with pair(scheme, Faults(delay=0.01)) as (ours, theirs):
         far, kept = Sink(), bytearray(b"as it was")
