@@ -102,7 +102,7 @@ class Attendance:
 
         Raises PeerLostError for a rank that died or gave up, and StoreTimeoutError if it gave up
         because others did not arrive. An error or a cancellation inside the block is told to the
-        others.
+        others. A cancellation is raised as it is, also if a rank is lost by then.
         """
         if self._loss is not None:
             raise self._loss
@@ -120,9 +120,10 @@ class Attendance:
                     self._interrupt = _nothing
         except BaseException as error:
             await self._hear_the_end(error)
-            if self._loss is not None:
+            if self._loss is None:
+                await self._give_up(error)
+            elif isinstance(error, Exception):
                 raise self._loss from None
-            await self._give_up(error)
             raise
 
     def complete(self) -> None:

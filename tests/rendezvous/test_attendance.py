@@ -322,6 +322,30 @@ async def test_a_second_loss_may_come_while_the_first_one_is_cleaned_up_after() 
     await attendance._task  # raises nothing
 
 
+async def test_a_cancellation_is_raised_as_it_is_although_a_rank_is_lost_by_then() -> None:
+    store = MemoryStore()
+    place = MeetingStore(store, "here", store.close, serves=True)
+    attendance = Attendance(place, store, rank=0, size=2)
+    lost = PeerLostError("rank 1 is lost", rank=1, noticed_by=0)
+    attendance._watch = AbsenceWatch(
+        over_tcp("127.0.0.1", b"", None), 0, 2, 1.0, attendance._hear_of_silence, star=True
+    )
+
+    async def meet() -> None:
+        async with attendance.heeding():
+            attendance._hear_of_silence(lost)
+            await asyncio.sleep(5)
+
+    meeting = asyncio.create_task(meet())
+    await asyncio.sleep(0)
+    meeting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await meeting
+    await attendance.told()
+    with pytest.raises(PeerLostError):
+        await meet()
+
+
 async def test_events_after_the_meeting_are_ignored(port: int) -> None:
     ranks = await asyncio.gather(*(meet(f"tcp://127.0.0.1:{port}", rank, 2) for rank in range(2)))
 
