@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from copy import copy
 from typing import Any, NamedTuple
@@ -135,12 +136,11 @@ class World:
         """Close the connections, flushing them for ``seconds`` at most, and be empty again."""
         endpoint, callbacks = self._endpoint, self._on_close
         self.clear()
-        try:
+        async with AsyncExitStack() as stack:  # each is awaited, also if one before it fails
+            for each in reversed(callbacks):
+                stack.push_async_callback(each.callback)
             if endpoint is not None:
                 await endpoint.close(seconds)
-        finally:
-            for each in callbacks:
-                await each.callback()
 
     def close_in_child(self) -> None:
         """Be empty in a forked child, and give back the sockets; the parent's streams go on."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
 
 
@@ -48,6 +49,37 @@ async def test_awaited_and_completed_operations_are_not_logged_at_close(
 
     await run_ranks(2, main)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_all_that_the_world_holds_is_given_back_though_one_part_of_it_is_not(
+    how: str,
+) -> None:
+    begun = asyncio.Event()
+    given_back: list[str] = []
+
+    async def first() -> None:
+        begun.set()
+        if how == "failed":
+            raise OSError("it is stuck")
+        await asyncio.Event().wait()
+
+    async def second() -> None:
+        given_back.append("second")
+
+    async def main(rank: int) -> None:
+        for callback in (first, second):
+            current_world().on_close(callback, lambda: None)
+        leaving = asyncio.create_task(dist.destroy_process_group())
+        await begun.wait()
+        if how == "cancelled":
+            leaving.cancel()
+        await asyncio.wait([leaving])
+        assert leaving.cancelled() == (how == "cancelled")
+        assert leaving.cancelled() or isinstance(leaving.exception(), OSError)
+
+    await run_ranks(1, main)
+    assert given_back == ["second"]
 
 
 @pytest.mark.parametrize("turns", range(1, 7))
