@@ -16,7 +16,7 @@ from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.rejoining import meeting_place, waiting_at, welcome
 from aiodist.deadline import Deadline
-from aiodist.errors import CollectiveTimeoutError, DistStoreError
+from aiodist.errors import CollectiveTimeoutError, DistStoreError, summary_of
 from aiodist.groups.agreement import Decision
 from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine
@@ -99,8 +99,8 @@ async def grow(
         The default group from now on.
 
     Raises:
-        CollectiveTimeoutError: None of ``ranks`` came (on all members, which stay a group), or a
-            member that is alive has not called it.
+        CollectiveTimeoutError: None of ``ranks`` came, or the store fails (on all members, which
+            stay a group), or a member that is alive has not called it.
         InvalidUsageError: There is no store, a rank is out of range, or the group is over MPI.
         GroupClosedError: The group was destroyed or aborted.
         PeerLostError: The other members counted this rank as dead.
@@ -120,8 +120,9 @@ async def grow(
                 wanted = [rank for rank in expected if rank not in group.ranks]
                 decision = await _agree(group, place, wanted, deadline, patience)
                 if decision.value is not None and not changes(group, decision):
-                    if decision.value[1]:
-                        raise _none_came(group, decision.value[1], deadline)
+                    _, missing, why = decision.value
+                    if missing:
+                        raise _none_came(group, missing, why, deadline)
                     return handle_of(group)
                 newcomers = newcomers_of(decision)
                 group = await follow(group, decision, deadline)
@@ -171,12 +172,13 @@ async def _look(
     deadline: Deadline,
     offer: Callable[[Any], None],
 ) -> None:
-    """Offer the newcomers that wait at the store, and the ranks of ``wanted`` that do not.
+    """Offer the newcomers that wait at the store, the ranks of ``wanted`` that do not, and why.
 
-    Only the coordinator of the agreement runs it.
+    Only the coordinator of the agreement runs it. The other members wait for what it offers, so it
+    offers something whatever happens to it.
     """
     newcomers: list[Newcomer] = []
-    missing = list(wanted)
+    missing, why = list(wanted), ""
     try:
         for pause in pauses():
             newcomers = await waiting_at(place, [r for r in group.lineage if r not in group.ranks])
@@ -186,18 +188,25 @@ async def _look(
             if not missing or deadline.expired():
                 break
             await asyncio.sleep(min(pause, deadline.remaining()))
-    except DistStoreError as error:
-        log.warning("no newcomer can be taken in: %s", error)
-    offer([[list(newcomer) for newcomer in newcomers], missing])
+    except Exception as error:  # noqa: BLE001  # of any store, or of what an entry there holds
+        why = summary_of(error)
+        log.warning("no newcomer can be taken in: %s", why)
+    offer([[list(newcomer) for newcomer in newcomers], missing, why])
 
 
 def _none_came(
-    group: GroupEngine, missing: Sequence[int], deadline: Deadline
+    group: GroupEngine, missing: Sequence[int], why: str, deadline: Deadline
 ) -> CollectiveTimeoutError:
     ranks = ", ".join(map(str, missing))
+    if why:  # there may be no timeout
+        text = f"found no process for rank {ranks}, and looks no more: {why}"
+    else:
+        text = (
+            f"timed out after {deadline.timeout:g} s: no process came for rank {ranks}; start a "
+            "process that calls rejoin() as that rank, at the same store"
+        )
     return CollectiveTimeoutError(
-        f"grow of group {group.group_name!r} timed out after {deadline.timeout:g} s: no process "
-        f"came for rank {ranks}; start a process that calls rejoin() as that rank, at the same store",
+        f"grow of group {group.group_name!r} {text}",
         operation="grow",
         group=group.group_name,
         rank=group.global_rank,

@@ -53,6 +53,9 @@ COUNT_VARIABLE = "AIODIST_RESTART_COUNT"
 _WITHDRAW_SECONDS = 1.0
 """How long a process that stops waiting may take to remove its entry from the store."""
 
+_ENTRY_SECONDS = 1.0
+"""How long a member waits for an entry at the store that was there at its last look."""
+
 _GREETING_SECONDS = 5.0
 """How long a member may take to reach the newcomer; it calls those that do not by itself."""
 
@@ -265,9 +268,11 @@ async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Newcomer]:
     newcomers = []
     for rank in ranks:
         if await place.check([_place_of(rank)]):
-            packed = await place.get(_place_of(rank), Deadline.never())
-            if packed:
-                newcomers.append(Newcomer(*msgpack.unpackb(packed)))
+            # The launcher deletes the entry of a process that has ended, perhaps at this moment.
+            with contextlib.suppress(StoreTimeoutError):
+                packed = await place.get(_place_of(rank), Deadline(_ENTRY_SECONDS))
+                if packed:
+                    newcomers.append(Newcomer(*msgpack.unpackb(packed)))
     return newcomers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,53 @@ async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: 
         await over.wait()
 
     await inproc(3, main)
+
+
+@pytest.mark.parametrize("trouble", ["the store fails", "an entry makes no sense"])
+async def test_the_members_hear_why_the_coordinator_looks_no_more(
+    inproc: RunRanks, trouble: str
+) -> None:
+    """The group has no timeout."""
+    over = asyncio.Barrier(3)
+    store = Failing() if trouble == "the store fails" else dist.MemoryStore()
+    await store.set(f"rejoin/{_place_of(1)}", b"what?")
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await die()
+        else:
+            await outcome(dist.barrier())
+            group = await dist.shrink()
+            with pytest.raises(dist.CollectiveTimeoutError, match="looks no more: "):
+                await dist.grow(store, [1])
+            await dist.barrier(group)
+        await over.wait()
+
+    await inproc(3, main, timeout=math.inf)
+
+
+class Failing(dist.MemoryStore):
+    """A store that another process served, which has ended."""
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        raise dist.DistStoreError("the store has gone")
+
+
+async def test_an_entry_that_is_deleted_as_a_member_reads_it_is_none(
+    monkeypatch: pytest.MonkeyPatch, scaled: Callable[[float], float]
+) -> None:
+    """The launcher does so when a process has ended that waited to be taken in."""
+    monkeypatch.setattr(rejoining, "_ENTRY_SECONDS", 0.05)
+
+    class Deleting(dist.MemoryStore):
+        async def check(self, keys: Sequence[str]) -> bool:
+            return await super().check(keys) and await super().delete_key(keys[0])
+
+    store = Deleting()
+    await store.set(_place_of(1), b"entry")
+    async with asyncio.timeout(scaled(5)):
+        assert await rejoining.waiting_at(store, [0, 1]) == []
 
 
 async def test_grow_waits_for_rank_0_of_an_array(inproc: RunRanks, store: dist.Store) -> None:
