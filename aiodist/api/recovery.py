@@ -120,6 +120,7 @@ async def grow(
                 wanted = [rank for rank in expected if rank not in group.ranks]
                 decision = await _agree(group, place, wanted, deadline, patience)
                 if decision.value is not None and not changes(group, decision):
+                    group.agreements.go_on(decision)
                     _, missing, why = decision.value
                     if missing:
                         raise _none_came(group, missing, why, deadline)
@@ -153,16 +154,9 @@ async def _agree(
     try:
         return await group.agreements.agree("grow", lead, patience)
     finally:
-        # Invariant: this rank acts on a decision before it waits again. A cancellation in between would
-        # lose it: the next call would ask about what comes after it, and the other members have gone on.
         for task in scouts:
-            task.add_done_callback(_hear)
             task.cancel()
-
-
-def _hear(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()  # asked for, so that asyncio logs nothing
+        await asyncio.gather(*scouts, return_exceptions=True)
 
 
 async def _look(

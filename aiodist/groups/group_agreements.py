@@ -60,10 +60,10 @@ class GroupAgreements:
 
         Returns when all members that live have called it. Raises CollectiveTimeoutError at the
         ``deadline``, PeerLostError if the others count this rank as lost, and GroupClosedError if the
-        group is closed meanwhile. Cancelled or timed out, this rank still takes part, and its next call
-        is about the same agreement.
+        group is closed. Cancelled or timed out, this rank still takes part. The next call is about the
+        same agreement, until `go_on`.
         """
-        self._check_not_lost()
+        self._check_may_agree()
         number = self._number
         self._leads[number] = lead
         agreement = self._agreement(number)
@@ -76,14 +76,21 @@ class GroupAgreements:
                 await self._decided[number].wait()
         except TimeoutError:
             raise self._timeout(operation, agreement, deadline) from None
-        if agreement.decision is None:
-            self._check_not_lost()
-            self._group.check_open()
-        self._number = number + 1
-        for numbered in (self._agreements, self._decided, self._leads):
-            numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
+        self._check_may_agree()  # since it was woken, too
         assert agreement.decision is not None  # the event says so
         return agreement.decision
+
+    def go_on(self, decision: Decision) -> None:
+        """Let the next call of `agree` be about the next agreement: ``decision`` changes nothing.
+
+        Another task of this rank may have called it before, for the same decision.
+        """
+        number = self._number
+        current = self._agreements.get(number)
+        if current is not None and current.decision is decision:
+            self._number = number + 1
+            for numbered in (self._agreements, self._decided, self._leads):
+                numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
 
     def received(self, src: int, number: int, message: bytes) -> None:
         """Take a message of ``src`` about agreement ``number``."""
@@ -119,10 +126,12 @@ class GroupAgreements:
         for decided in self._decided.values():
             decided.set()
 
-    def _check_not_lost(self) -> None:
-        """Raise PeerLostError if the others count this rank as lost."""
+    def _check_may_agree(self) -> None:
+        """Raise PeerLostError if the others count this rank as lost, GroupClosedError once it is closed."""
         if (error := self._group.endpoint.given_up) is not None:
             raise error.again()
+        if self._group.is_closed:
+            self._group.check_open()
 
     def _is_kept(self, number: int) -> bool:
         """Return whether agreement ``number`` is among the latest, or the next two."""

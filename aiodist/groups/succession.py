@@ -35,6 +35,7 @@ async def _shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
         # learns from its next operation that the group was revoked.
         if decision.value is None or changes(group, decision):
             return await follow(group, decision, deadline)
+        group.agreements.go_on(decision)
 
 
 def _no_value(offer: Callable[[Any], None]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.errors import ProtocolError
+from aiodist.groups.agreement import DONE
 from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
 from tests.engine.conftest import RunRanks, engine_of, outcome
@@ -300,6 +301,48 @@ async def test_a_shrink_that_waits_ends_when_its_group_is_closed_here(
             async with asyncio.timeout(scaled(5)):
                 with pytest.raises(dist.GroupClosedError, match=f"{end}ed"):
                     await waiting
+        await dist.barrier()
+
+    await inproc(2, main)
+
+
+@pytest.mark.parametrize("value", [None, [[], []]], ids=["of shrink", "of grow"])
+async def test_a_group_that_is_closed_as_its_members_agree_has_no_successor(
+    inproc: RunRanks, value: Any
+) -> None:
+    """The decision comes in the same turn of the loop, before `shrink` reads it.
+
+    The value of a `grow` without newcomers has `shrink` agree again.
+    """
+
+    async def main(rank: int) -> None:
+        made = await dist.new_group([0, 1])
+        group = engine_of(made)
+        if rank == 1:
+            waiting = asyncio.create_task(dist.shrink(made))
+            await asyncio.sleep(0)
+            group.agreements.received(0, 0, msgpack.packb([DONE, 0, [0, 1], value]))
+            group.abort()
+            async with asyncio.timeout(scaled(5)):
+                with pytest.raises(dist.GroupClosedError):
+                    await waiting
+            assert group.successor is None
+        await dist.barrier()
+
+    await inproc(2, main)
+
+
+async def test_a_rank_that_the_decision_left_out_hears_so_each_time_it_asks(
+    inproc: RunRanks,
+) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        if rank == 1:
+            engine_of(group).agreements.received(0, 0, msgpack.packb([DONE, 0, [0], None]))
+            for _ in range(2):
+                with pytest.raises(dist.PeerLostError, match="went on without this rank") as caught:
+                    await dist.shrink(group, timeout=1)
+                assert caught.value.rank == 1
         await dist.barrier()
 
     await inproc(2, main)
