@@ -41,6 +41,10 @@ class AgreeingGroup(GroupFacts, Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    @property
+    def successor(self) -> AgreeingGroup | None:
+        """The group that follows on this one, once this rank has made it."""
+
     def check_open(self) -> None:
         """Raise what has ended the group, if it has ended."""
 
@@ -94,7 +98,8 @@ class GroupAgreements:
 
     def received(self, src: int, number: int, message: bytes) -> None:
         """Take a message of ``src`` about agreement ``number``."""
-        if self._group.is_closed:
+        # The members of the successor have to go on with the same decision as this rank.
+        if self._group.is_closed and self._group.successor is None:
             refuse(self._group.endpoint, src, self._group.id, number, message)
         elif src in self._group.ranks and self._is_kept(number):
             try:

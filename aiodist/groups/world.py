@@ -242,8 +242,9 @@ class World:
                 f"group {group.group_name!r} was destroyed; make a new one", group=group.group_name
             )
         )
-        self._groups.pop(group.id, None)
-        self._closed.add(group.id)
+        if group.successor is None:  # else it still answers, until `_replace` forgets it
+            self._groups.pop(group.id, None)
+            self._closed.add(group.id)
         if self._endpoint is not None:
             self._endpoint.inbox.forget_group(group.id)
 

@@ -348,6 +348,46 @@ async def test_a_rank_that_the_decision_left_out_hears_so_each_time_it_asks(
     await inproc(2, main)
 
 
+async def test_a_rank_that_has_gone_on_still_says_how_after_it_destroyed_the_old_group(
+    inproc: RunRanks,
+) -> None:
+    """Rank 0 coordinates, and dies before rank 2 hears the decision."""
+    over = asyncio.Barrier(3)
+    gone = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1, 2])
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == 0:
+            endpoint = current_world().endpoint
+            agree = endpoint.agree
+
+            def cut_off(to: int, *what: Any) -> None:
+                if to == 1 or b"done" not in what[-1]:
+                    agree(to, *what)
+
+            endpoint.agree = cut_off  # type: ignore[method-assign]
+            await dist.shrink(group)
+            await gone.wait()
+            await die()
+        else:
+            if rank == 1:
+                left = await dist.shrink(group)
+                await dist.destroy_process_group(group)
+                gone.set()
+            else:
+                left = await dist.shrink(group, timeout=scaled(10))
+            assert list(left.ranks) == [0, 1, 2]
+            with pytest.raises(dist.PeerLostError):
+                await left.barrier()
+            left = await dist.shrink(left, timeout=scaled(10))
+            assert list(left.ranks) == [1, 2]
+            await left.barrier()
+        await over.wait()
+
+    await inproc(3, main)
+
+
 async def test_operations_in_progress_on_the_old_group_fail(inproc: RunRanks) -> None:
     async def main(rank: int) -> None:
         waits = dist.irecv(np.zeros(1), 1 - rank)
