@@ -109,10 +109,10 @@ class Agreement:
 
     def leave(self) -> None:
         """Take part no more: to the members that wait for this rank, or count on it, it is gone."""
-        if self.decision is not None:
-            return
         counting = set(self._waiting)
-        if self._promised >= 0:
+        if self.decision is not None:  # the others may have made their next group by now
+            counting.update(self.decision.members)
+        elif self._promised >= 0:
             coordinator = self._members[self._promised]
             counting.update(self._alive() if coordinator == self._me else [coordinator])
         self._entered = False  # it becomes no coordinator, whichever others die

@@ -48,6 +48,9 @@ class AgreeingGroup(GroupFacts, Protocol):
     def check_open(self) -> None:
         """Raise what has ended the group, if it has ended."""
 
+    def go_on_without(self, rank: int) -> None:
+        """End the group: its member ``rank`` closed the one before it, and has never made this one."""
+
 
 class GroupAgreements:
     """A group's agreements, one after the other. The one that gives it a successor is the last."""
@@ -58,6 +61,8 @@ class GroupAgreements:
         self._agreements: dict[int, Agreement] = {}
         self._decided: dict[int, asyncio.Event] = {}
         self._leads: dict[int, Lead] = {}
+        self.gone: set[int] = set()
+        """The members that take part in no agreement any more: they have closed the group."""
 
     async def agree(self, operation: str, lead: Lead, deadline: Deadline) -> Decision:
         """Take part in the next agreement, named ``operation`` in messages; what it decides.
@@ -107,6 +112,8 @@ class GroupAgreements:
             except (ValueError, TypeError, msgpack.UnpackException) as error:
                 text = f"rank {src} sent a message of an agreement that cannot be decoded"
                 raise ProtocolError(text) from error
+            if message == GONE:
+                self._went(src)
 
     def greet(self, rank: int) -> None:
         """Say something to ``rank`` that means nothing, so that there is a stream to it."""
@@ -120,11 +127,28 @@ class GroupAgreements:
         for each in list(self._agreements.values()):
             each.lost(rank)
 
+    def without(self, rank: int) -> None:
+        """Go on without member ``rank``, which takes part no more."""
+        self.gone.add(rank)
+        self.lost(rank)
+
     def close(self) -> None:
         """Take part in no agreement any more, and tell the members that wait: the group is closed."""
-        for each in self._agreements.values():
-            each.leave()
+        if self._group.successor is None:
+            for number, each in self._agreements.items():
+                if number >= self._number:
+                    each.leave()
         self._wake()
+
+    def _went(self, rank: int) -> None:
+        """Note that member ``rank`` has closed the group.
+
+        The decision may have come first. Then that rank is a member of the successor, which it never makes.
+        """
+        self.without(rank)
+        successor = self._group.successor
+        if successor is not None and rank in successor.ranks:
+            successor.go_on_without(rank)
 
     def _wake(self) -> None:
         """Wake what waits for an agreement here: this rank agrees on nothing any more."""
@@ -150,7 +174,7 @@ class GroupAgreements:
             self._agreements[number] = agreement = Agreement(
                 group.ranks,
                 group.global_rank,
-                [rank for rank in group.ranks if group.endpoint.lost(rank)],
+                [rank for rank in group.ranks if rank in self.gone or group.endpoint.lost(rank)],
                 partial(self._tell, number),
                 partial(self._lead, number),
                 decided.set,

@@ -445,6 +445,13 @@ class GroupEngine(Messaging):
         else:
             self._fail_lonely()
 
+    def go_on_without(self, rank: int) -> None:
+        """End the group: its member ``rank`` closed the one before it, and has never made this one."""
+        text = f"rank {rank} closed the group that {self.group_name!r} follows on"
+        told = f"{text}; shrink() gives a group to go on with"
+        self.agreements.without(rank)
+        self._revoke(GroupRevokedError(told, group=self.group_name, rank=rank), heard=False)
+
     @property
     def is_busy(self) -> bool:
         """Whether an operation is under way."""

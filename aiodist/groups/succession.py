@@ -91,4 +91,6 @@ def _successor_of(group: GroupEngine, ranks: Sequence[int]) -> GroupEngine:
     group.bind_successor(successor)
     group.succeeded_by(successor)
     group.register_successor(group, successor)
+    for rank in group.agreements.gone.intersection(ranks):
+        successor.go_on_without(rank)
     return successor

@@ -348,6 +348,42 @@ async def test_a_rank_that_the_decision_left_out_hears_so_each_time_it_asks(
     await inproc(2, main)
 
 
+@pytest.mark.parametrize(("closing", "knows"), [(0, True), (1, True), (1, False)])
+async def test_a_rank_that_closes_the_group_after_the_decision_is_left_out_of_the_next(
+    inproc: RunRanks, closing: int, knows: bool
+) -> None:
+    """It ``knows`` the decision, or that is on its way. Its call of `shrink` was cancelled before."""
+    over = asyncio.Barrier(3)
+    agreements: dict[int, Any] = {}
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1, 2])
+        assert isinstance(group, dist.ProcessGroup)
+        agreements[rank] = engine_of(group).agreements._agreements
+        if rank == closing:
+            if not knows:  # rank 0 decides as this rank's promise comes, and its goodbye behind it
+                await until(lambda: 0 in agreements.get(0, ()) and 2 in agreements[0][0]._joined)
+            waiting = asyncio.create_task(dist.shrink(group))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            own = agreements[rank][0]
+            await until(lambda: own.decision is not None if knows else own._promised >= 0)
+            group.abort()
+        else:
+            left = await dist.shrink(group, timeout=scaled(10))
+            async with asyncio.timeout(scaled(5)):
+                while list(left.ranks) == [0, 1, 2]:
+                    with pytest.raises(dist.GroupRevokedError, match=f"rank {closing} closed"):
+                        await left.barrier()
+                    left = await dist.shrink(left)
+            assert list(left.ranks) == [1 - closing, 2]
+            await left.barrier()
+        await over.wait()
+
+    await inproc(3, main)
+
+
 async def test_a_rank_that_has_gone_on_still_says_how_after_it_destroyed_the_old_group(
     inproc: RunRanks,
 ) -> None:
