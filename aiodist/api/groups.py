@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -98,7 +99,13 @@ def new_group(
         assert isinstance(group, ProcessGroup)  # this rank is a member
         engine = group._engine
         body = _agreed(engine, lambda _: [plan], lambda _: group)
-        return engine.collective(Fingerprint("new_group"), body)
+        try:
+            work = engine.collective(Fingerprint("new_group"), body)
+        except BaseException:
+            world.remove(engine)
+            raise
+        work._when_done(partial(_remove_failed, world, engine, work))
+        return work
     plans_of = _named(parent, group_desc or "group", [chosen])
     body = _agreed(parent, plans_of, lambda plans: make(plans[0]))
     return parent.collective(Fingerprint("new_group"), body)
@@ -422,6 +429,12 @@ def _maker(
         return handle_of(engine)
 
     return make
+
+
+def _remove_failed(world: World, engine: GroupEngine, making: Work[Any]) -> None:
+    """Close ``engine`` if ``making``, its first collective, has failed: the program has no handle of it."""
+    if making._error is not None:
+        world.remove(engine)
 
 
 def _agreed(

@@ -11,6 +11,7 @@ import torch
 
 import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 
 LIMIT = 20
@@ -337,6 +338,22 @@ async def test_local_synchronization_needs_the_members_only() -> None:
         assert await total(2 * number, again) == 6
 
     await run_ranks(3, on_rank, timeout=LIMIT)
+
+
+async def test_a_group_of_its_members_alone_that_could_not_be_made_leaves_nothing() -> None:
+    async def on_rank(number: int) -> None:
+        for _ in range(3):
+            making = asyncio.ensure_future(dist.new_group([0, 1], use_local_synchronization=True))
+            await asyncio.sleep(0)
+            if number == 0:
+                making.cancel()
+            await asyncio.wait([making])
+            assert making.cancelled() or making.exception() is not None
+        assert [group.group_name for group in current_world().groups] == ["default_pg"]
+        group = await dist.new_group([0, 1], use_local_synchronization=True)
+        assert await total(1, group) == 2
+
+    await run_ranks(2, on_rank, timeout=LIMIT)
 
 
 async def test_a_group_has_a_timeout_of_its_own() -> None:
