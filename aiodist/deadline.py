@@ -39,6 +39,12 @@ class Deadline:
     def never(cls) -> Deadline:
         return cls(None)
 
+    def later(self, seconds: float) -> Deadline:
+        """Return the deadline ``seconds`` after this one."""
+        after = Deadline(self.timeout and self.timeout + seconds)
+        after.at = self.at + seconds
+        return after
+
     def remaining(self) -> float:
         """Seconds left, never negative; ``math.inf`` where there is no limit."""
         return max(0.0, self.at - time.monotonic())

@@ -28,6 +28,19 @@ def test_remaining_counts_down_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of 2.0" in repr(limit)
 
 
+def test_a_later_deadline_is_later_and_has_a_longer_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now)
+    limit = Deadline(2.0)
+    now = 101.0
+    assert limit.later(0.5).remaining() == 1.5
+    assert limit.later(0.5).timeout == 2.5
+    assert Deadline.never().later(0.5).timeout is None
+    assert Deadline.never().later(0.5).remaining() == math.inf
+
+
 def test_never_is_never() -> None:
     limit = Deadline.never()
     assert limit.remaining() == math.inf

@@ -26,7 +26,7 @@ from aiodist.groups.succession import changes, follow, newcomers_of
 from aiodist.groups.succession import shrink as shrink_engine
 from aiodist.groups.world import current_world
 from aiodist.store import Store
-from aiodist.store.waiting import pauses
+from aiodist.store.waiting import in_time, pauses
 from aiodist.transport.connecting import within
 
 log = logging.getLogger("aiodist")
@@ -111,14 +111,13 @@ async def grow(
     group.check_may_go_on()
     expected = check_ranks(ranks, world.size, may_be_empty=True)
     deadline = Deadline(group.timeout if timeout is None else timeout)
-    patience = Deadline(deadline.timeout and deadline.timeout + _GRACE_SECONDS)
     async with meeting_place(world, store, deadline) as place:
         while True:
             # A call that was cancelled after the decision has left these. The others have gone on.
             newcomers = None if group.n_started else group.unwelcomed
             if newcomers is None:
                 wanted = [rank for rank in expected if rank not in group.ranks]
-                decision = await _agree(group, place, wanted, deadline, patience)
+                decision = await _agree(group, place, wanted, deadline)
                 if decision.value is not None and not changes(group, decision):
                     group.agreements.go_on(decision)
                     _, missing, why = decision.value
@@ -140,11 +139,7 @@ async def grow(
 
 
 async def _agree(
-    group: GroupEngine,
-    place: Store,
-    wanted: Sequence[int],
-    deadline: Deadline,
-    patience: Deadline,
+    group: GroupEngine, place: Store, wanted: Sequence[int], deadline: Deadline
 ) -> Decision:
     scouts: list[asyncio.Task[None]] = []
 
@@ -152,7 +147,7 @@ async def _agree(
         scouts.append(asyncio.ensure_future(_look(group, place, wanted, deadline, offer)))
 
     try:
-        return await group.agreements.agree("grow", lead, patience)
+        return await group.agreements.agree("grow", lead, deadline.later(_GRACE_SECONDS))
     finally:
         for task in scouts:
             task.cancel()
@@ -173,9 +168,11 @@ async def _look(
     """
     newcomers: list[Newcomer] = []
     missing, why = list(wanted), ""
+    free = [rank for rank in group.lineage if rank not in group.ranks]
+    end = deadline.later(_GRACE_SECONDS / 2)  # before the others wait no more
     try:
         for pause in pauses():
-            newcomers = await waiting_at(place, [r for r in group.lineage if r not in group.ranks])
+            newcomers = await in_time(waiting_at(place, free), end)
             missing = [
                 rank for rank in wanted if rank not in {newcomer.rank for newcomer in newcomers}
             ]

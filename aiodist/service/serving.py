@@ -270,10 +270,10 @@ class Service:
             try:
                 return await grow(self._store, ranks, _ADMISSION_SECONDS)
             except CollectiveTimeoutError as error:
-                if not set(error.waiting_for).intersection(members):
+                if error.waiting_for and not set(error.waiting_for).intersection(members):
                     raise  # no process came, which all members know
-                # A member that lives is busy. It decides with the others later, and so does this rank:
-                # each call goes on where the one before was.
+                # A member that lives is busy, or this rank itself waits for its store. It decides with
+                # the others later: each call goes on where the one before was.
 
     async def _note(self, *, serving: bool) -> None:
         async with self._changed:

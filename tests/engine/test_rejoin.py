@@ -338,13 +338,15 @@ async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: 
     await inproc(3, main)
 
 
-@pytest.mark.parametrize("trouble", ["the store fails", "an entry makes no sense"])
+@pytest.mark.parametrize("trouble", ["failure", "silence", "nonsense"])
 async def test_the_members_hear_why_the_coordinator_looks_no_more(
-    inproc: RunRanks, trouble: str
+    inproc: RunRanks, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group has no timeout."""
+    monkeypatch.setattr(recovery, "_GRACE_SECONDS", 0.4)
     over = asyncio.Barrier(3)
-    store = Failing() if trouble == "the store fails" else dist.MemoryStore()
+    store = dist.MemoryStore() if trouble == "nonsense" else Troubled(trouble)
+    timeout = 0.1 if trouble == "silence" else None
     await store.set(f"rejoin/{_place_of(1)}", b"what?")
 
     async def main(rank: int) -> None:
@@ -355,17 +357,23 @@ async def test_the_members_hear_why_the_coordinator_looks_no_more(
             await outcome(dist.barrier())
             group = await dist.shrink()
             with pytest.raises(dist.CollectiveTimeoutError, match="looks no more: "):
-                await dist.grow(store, [1])
+                await dist.grow(store, [1], timeout)
             await dist.barrier(group)
         await over.wait()
 
     await inproc(3, main, timeout=math.inf)
 
 
-class Failing(dist.MemoryStore):
-    """A store that another process served, which has ended."""
+class Troubled(dist.MemoryStore):
+    """A store that another process served, which has ended, or was stopped."""
+
+    def __init__(self, trouble: str) -> None:
+        super().__init__()
+        self.trouble = trouble
 
     async def check(self, keys: Sequence[str]) -> bool:
+        if self.trouble == "silence":
+            await asyncio.Event().wait()
         raise dist.DistStoreError("the store has gone")
 
 

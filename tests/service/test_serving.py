@@ -871,7 +871,8 @@ async def test_grow_ends_with_the_service():
             await growing
 
 
-async def test_a_busy_member_is_waited_for_when_a_newcomer_is_taken_in(monkeypatch):
+@pytest.mark.parametrize("waits_for", ["the other rank", "its own store"])
+async def test_a_busy_member_is_waited_for_when_a_newcomer_is_taken_in(monkeypatch, waits_for):
     """It has not come within the time that a process at the store is waited for."""
     monkeypatch.setenv("AIODIST_SOCKET_IFNAME", "lo")
     module = importlib.import_module("aiodist.service.serving")
@@ -880,7 +881,8 @@ async def test_a_busy_member_is_waited_for_when_a_newcomer_is_taken_in(monkeypat
     async def not_at_first(*arguments):
         if (rank := dist.get_rank()) not in refused:
             refused.append(rank)
-            raise dist.CollectiveTimeoutError("grow timed out", waiting_for=[1 - rank])
+            busy = [1 - rank] if waits_for == "the other rank" else []
+            raise dist.CollectiveTimeoutError("grow timed out", waiting_for=busy)
         return await grow(*arguments)
 
     monkeypatch.setattr(module, "grow", not_at_first)
