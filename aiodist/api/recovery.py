@@ -25,6 +25,7 @@ from aiodist.groups.newcomer import Newcomer
 from aiodist.groups.succession import changes, follow, newcomers_of
 from aiodist.groups.succession import shrink as shrink_engine
 from aiodist.groups.world import current_world
+from aiodist.links.rank_info import RankInfo
 from aiodist.store import Store
 from aiodist.store.waiting import in_time, pauses
 from aiodist.transport.connecting import within
@@ -172,7 +173,10 @@ async def _look(
     end = deadline.later(_GRACE_SECONDS / 2)  # before the others wait no more
     try:
         for pause in pauses():
-            newcomers = await in_time(waiting_at(place, free), end)
+            found = await in_time(waiting_at(place, free), end)
+            for newcomer in found:
+                RankInfo.decode(newcomer.rank_info)  # else no member could follow the decision
+            newcomers = found
             missing = [
                 rank for rank in wanted if rank not in {newcomer.rank for newcomer in newcomers}
             ]

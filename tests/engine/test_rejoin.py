@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch.distributed
@@ -338,16 +339,17 @@ async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: 
     await inproc(3, main)
 
 
-@pytest.mark.parametrize("trouble", ["failure", "silence", "nonsense"])
+@pytest.mark.parametrize("trouble", ["failure", "silence", "nonsense", "no rank info"])
 async def test_the_members_hear_why_the_coordinator_looks_no_more(
     inproc: RunRanks, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group has no timeout."""
     monkeypatch.setattr(recovery, "_GRACE_SECONDS", 0.4)
     over = asyncio.Barrier(3)
-    store = dist.MemoryStore() if trouble == "nonsense" else Troubled(trouble)
+    store = Troubled(trouble) if trouble in ("failure", "silence") else dist.MemoryStore()
     timeout = 0.1 if trouble == "silence" else None
-    await store.set(f"rejoin/{_place_of(1)}", b"what?")
+    entry = b"what?" if trouble == "nonsense" else msgpack.packb([1, b"what?", b"a name"])
+    await store.set(f"rejoin/{_place_of(1)}", entry)
 
     async def main(rank: int) -> None:
         await dist.barrier()
@@ -359,6 +361,9 @@ async def test_the_members_hear_why_the_coordinator_looks_no_more(
             with pytest.raises(dist.CollectiveTimeoutError, match="looks no more: "):
                 await dist.grow(store, [1], timeout)
             await dist.barrier(group)
+            await store.delete_key(f"rejoin/{_place_of(1)}")
+            if trouble != "silence":
+                assert await dist.grow(store) is group
         await over.wait()
 
     await inproc(3, main, timeout=math.inf)
