@@ -37,6 +37,7 @@ from aiodist.groups.newcomer import Newcomer
 from aiodist.groups.world import World, current_world
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.links.rank_info import RankInfo
+from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import HeartbeatThread
 from aiodist.observe.answering import answer_here
 from aiodist.p2p.endpoint import Endpoint
@@ -116,7 +117,7 @@ async def rejoin(
         buffer_bytes: How much this rank buffers, as for `init_process_group`.
 
     Returns:
-        The default group, with the members' backend and timeout.
+        The default group, with the members' backend, timeout and ``liveness_timeout``.
 
     Raises:
         StoreTimeoutError: The members have not taken it in by then.
@@ -154,7 +155,8 @@ async def _come_in(
     hosts = choose_hosts(launcher, os.environ) or (default_address(),)
     world.open(rank, -1, None)
     transports, patience = transports_at(hosts, schemes), patience_from(None, os.environ)
-    heartbeat = HeartbeatThread(rank, -1, transports, patience) if patience else None
+    # The other ranks may watch this one although its environment says nothing of that.
+    heartbeat = HeartbeatThread(rank, -1, transports, patience or DEFAULT_LIVENESS)
     ways = with_bundles(transports, hosts, streams_from(os.environ, schemes))
     endpoint = Endpoint(rank, -1, ways, world, window=window, heartbeat=heartbeat)
     world.attach(endpoint)
@@ -171,6 +173,7 @@ async def _come_in(
     rank_infos = [RankInfo.decode(rank_info) for rank_info in facts["rank_infos"]]
     world.size = len(rank_infos)
     world.choose_by(facts["table"])
+    heartbeat.adopt(facts["liveness"])
     introduce(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
     answer_here(world.observer)
     for rank_info in rank_infos:
@@ -289,6 +292,7 @@ async def welcome(place: Store, newcomer: Newcomer, group: GroupEngine) -> None:
         "newcomers": group.newcomers,
         "backend": str(group.backend_name),
         "timeout": group.timeout,
+        "liveness": group.endpoint.liveness_timeout,
     }
     await place.set(_welcome_of(newcomer), msgpack.packb(facts))
     # It waits no more; another one that came meanwhile does.

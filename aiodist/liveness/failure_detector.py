@@ -99,6 +99,11 @@ class FailureDetector:
             self._listeners.append(await transport.listen(self._accept))
         return tuple(listener.address for listener in self._listeners)
 
+    def adopt(self, timeout: float) -> None:
+        """Take another ``timeout`` than that of the constructor, before ``meet``."""
+        self._timeout, self._interval = timeout, timeout / BEATS
+        self._deadlines = HeartbeatDeadlines(timeout, self._interval, time.monotonic())
+
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
         """Set the rank infos of all ranks, and a secret of the job for heartbeat connections."""
         self._rank_infos, self._key = list(rank_infos), key

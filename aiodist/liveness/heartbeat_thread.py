@@ -38,7 +38,8 @@ class HeartbeatThread:
         self._rank = rank
         self._size = size
         self._transports = transports
-        self._timeout = timeout
+        self.timeout = timeout
+        """Seconds of silence; 0 after `adopt` where no rank watches another."""
         self._met = False
         self._vitals: Callable[[], str] = str
         self._report: Callable[[LossNotice], None] = _ignore
@@ -80,9 +81,18 @@ class HeartbeatThread:
             ) from failure
         return self._opened.result()
 
+    def adopt(self, timeout: float) -> None:
+        """Take the ``timeout`` of the other ranks, which may be 0, before ``meet``."""
+        self.timeout = timeout
+        if timeout:
+            self._ask(FailureDetector.adopt, timeout)
+
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
         """Begin to send heartbeats and to watch. Ranks of one process share its fate and need none."""
-        if len({(rank_info.host_id, rank_info.pid) for rank_info in rank_infos}) == 1:
+        if (
+            not self.timeout
+            or len({(rank_info.host_id, rank_info.pid) for rank_info in rank_infos}) == 1
+        ):
             self._loop_thread.cancel()
             return
         self._met = True
@@ -128,7 +138,7 @@ class HeartbeatThread:
             self._rank,
             self._size,
             self._transports,
-            self._timeout,
+            self.timeout,
             self._pulse,
             partial(self._loop_thread.tell, self._report),
             partial(self._loop_thread.tell, self._report_departure),

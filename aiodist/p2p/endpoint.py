@@ -223,7 +223,7 @@ class Endpoint:
         if not recv.done:
             if recv.src >= 0:
                 self._watch(self._peers[recv.src])
-            elif self._heartbeat is None or self.shares_process:
+            elif not self.liveness_timeout or self.shares_process:
                 # No heartbeat thread tells this rank that others leave.
                 for peer in self._peers.values():
                     self._watch(peer)
@@ -244,6 +244,11 @@ class Endpoint:
         peer = self._peers[rank]
         if not (peer.links or peer.connecting or peer.error or self._departure):
             peer.connecting = self._loop.create_task(self._connect(peer))
+
+    @property
+    def liveness_timeout(self) -> float:
+        """Seconds of silence after which a rank is lost; 0 where no rank watches another."""
+        return 0.0 if self._heartbeat is None else self._heartbeat.timeout
 
     def error_of(self, rank: int) -> BaseException | None:
         """Return why ``rank`` is lost, or None while it is reachable."""

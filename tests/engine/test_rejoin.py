@@ -19,8 +19,10 @@ from aiodist.api.rejoining import _place_of, meeting_place
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
 from aiodist.p2p.connector import Connector
-from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome
+from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome, ranks_of
 from tests.engine.deaths import die
+from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 State = dict[str, Any]
 
@@ -120,6 +122,57 @@ async def test_a_replacement_takes_the_place_of_the_lost(
         await over.wait()
 
     await sockets(3, main)
+
+
+@pytest.mark.parametrize("seconds", [0, 7.5])
+async def test_a_newcomer_takes_over_the_liveness_timeout_of_the_members(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setenv("AIODIST_LIVENESS_TIMEOUT", "3" if seconds else "0")
+
+    async def member() -> None:
+        meeting: State = {"store": dist.MemoryStore(), "rank": 0, "world_size": 1, "capacity": 2}
+        await dist.init_process_group(**meeting, liveness_timeout=seconds)
+        await dist.grow(store, [1])
+        await dist.barrier()
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 1, timeout=20)
+        assert current_world().endpoint.liveness_timeout == seconds
+        await dist.barrier()
+
+    async with asyncio.timeout(scaled(20)):
+        await asyncio.gather(newcomer(member), newcomer(replacement))
+
+
+LIVES = """
+    import asyncio, os, sys
+    import aiodist as dist
+    from aiodist.deadline import Deadline
+
+    async def main():
+        store = await dist.FileStore.open(sys.argv[1], None, Deadline(20))
+        if sys.argv[2] == "0":
+            meeting = {"store": dist.MemoryStore(), "rank": 0, "world_size": 1, "capacity": 2}
+            await dist.init_process_group(**meeting, liveness_timeout=20)
+            await dist.grow(store, [1], timeout=20)
+        else:
+            os.environ["AIODIST_LIVENESS_TIMEOUT"] = "0.2"
+            await dist.rejoin(store, 1, timeout=20)
+        await asyncio.sleep(0.5)  # the first heartbeats came; the next ones are due in 2.5 s
+        await dist.barrier()
+        await dist.destroy_process_group()
+        await store.close()
+
+    asyncio.run(main())
+"""
+
+
+def test_a_newcomer_with_another_liveness_timeout_does_not_give_the_members_up(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    with ranks_of(LIVES, 2, tmp_path, python=warm_python.command) as processes:
+        assert [process.wait(scaled(30)) for process in processes] == [0, 0]
 
 
 async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
