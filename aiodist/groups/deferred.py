@@ -2,8 +2,8 @@
 
 ``asyncio.run_coroutine_threadsafe(dist.all_reduce(x), loop)`` calls the operation in a thread that has
 no loop, and only then hands it to the loop. Such a `Work` starts when a task of that loop takes its
-first step, or when a thread waits for it. Operations take their sequence numbers in the order in which
-they start.
+first step, or when a thread waits for it or asks whether it has ended. Operations take their sequence
+numbers in the order in which they start.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class DeferredWork(Work[T]):
 
     def _waiting_for(self) -> Sequence[int]:
         return () if self._begun is None else self._begun._waiting_for()
+
+    def is_completed(self) -> bool:
+        self._start_soon()  # a thread may ask again and again, and do nothing else
+        return super().is_completed()
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         super()._when_done(callback)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,23 @@ async def test_a_deferred_work_is_waited_for_like_any_other() -> None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(dist.barrier(), loop))
 
         await asyncio.to_thread(asyncio.run, elsewhere())
+
+    await run_ranks(2, main)
+
+
+async def test_a_thread_may_ask_a_deferred_work_until_it_has_ended() -> None:
+    async def main(rank: int) -> None:
+        x = np.ones(3)
+
+        def in_thread() -> None:
+            work = dist.all_reduce(x)
+            end = time.monotonic() + 5
+            while not work.done() and time.monotonic() < end:
+                time.sleep(1e-3)
+            assert work.is_success()
+
+        await asyncio.to_thread(in_thread)
+        assert x.tolist() == [2.0] * 3
 
     await run_ranks(2, main)
 
