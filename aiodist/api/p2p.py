@@ -241,6 +241,7 @@ class P2POp:
     def check(self) -> None:
         """Raise what `start` would for these arguments, and start nothing."""
         pg = current_world().group(self.group)
+        pg.check_open()
         if self.sends:
             check_other(pg, check_rank(pg, self.peer, self.group_peer, "dst"), "dst")
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
 import aiodist as dist
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import GroupClosedError, GroupRevokedError, InvalidUsageError
 from aiodist.testing.in_process import run_ranks
 from tests.operations.bad_input.calls import read_only, t
 
@@ -34,6 +36,24 @@ async def test_a_bad_message_in_a_batch_keeps_all_of_it_back() -> None:
             into = t(4)
             await dist.recv(into, 1)
             assert into.tolist() == [2] * 4
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
+async def test_a_batch_with_a_message_of_a_closed_group_starts_nothing() -> None:
+    async def on_rank(number: int) -> None:
+        closed = await dist.new_group([0, 1])
+        closed.abort()
+        untouched, into = t(4), t(4)
+        batch = [
+            dist.P2POp(dist.irecv, untouched, 1 - number),
+            dist.P2POp(dist.isend, t(4), 1 - number, closed),
+        ]
+        with pytest.raises((GroupClosedError, GroupRevokedError)):
+            dist.batch_isend_irecv(batch)
+        await asyncio.gather(dist.isend(2 * t(4), 1 - number), dist.irecv(into, 1 - number))
+        assert into.tolist() == [2] * 4
+        assert untouched.tolist() == [1] * 4
 
     await run_ranks(2, on_rank, timeout=20)
 
