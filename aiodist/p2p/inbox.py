@@ -283,6 +283,10 @@ class Inbox:
                 self._deliver(target.recv, target)
 
     def request(self, source: Source, frame: Frame) -> None:
+        # A lost rank is granted nothing. Its replacement, which numbers its requests alike, would get the
+        # answer.
+        if source.error is not None:
+            return
         key = frame.key
         if key[0] != COLLECTIVE:
             source.shm_receiver.overtaken()

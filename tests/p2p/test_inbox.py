@@ -496,6 +496,24 @@ def test_no_receive_waits_for_the_rest_of_a_message_of_a_lost_peer(data: bytes) 
     assert pair.b.recv(TAG, len(data)).error is pair.b.peer.error
 
 
+def test_an_answer_to_a_lost_rank_does_not_go_to_its_replacement() -> None:
+    """The streams of a lost rank are read for a moment, and its replacement numbers its requests alike."""
+    pair, rejoined = Pair(64 << 20), Pair(64 << 20)
+    pair.a.send(TAG, LARGE)
+    pair.b.peer.error = ConnectionError("its heartbeats have ended")
+    pair.b.inbox.peer_lost(pair.b.peer, pair.b.peer.error)
+    pair.settle()
+    send = rejoined.a.send(OTHER, LARGE)
+    rejoined.settle()
+    pair.b.inbox.add_source(rejoined.b.peer)
+    pair.b.inbox.forget_group(TAG[1])
+    rejoined.settle()
+    assert not send.done  # it was told that the receiver drops the message
+    recv = rejoined.b.recv(OTHER, len(LARGE))
+    rejoined.settle()
+    assert content(recv) == LARGE
+
+
 def test_a_receive_attached_to_a_message_that_is_cut_off_fails() -> None:
     pair = Pair(64 << 20)
     pair.a.send(TAG, SMALL)
