@@ -73,14 +73,18 @@ class Decoder:
         }
 
     def whole(self, head: memoryview | bytes) -> Any:
-        """Make an object that has neither rows nor segments; the next one may follow."""
+        """Make an object that has neither rows nor segments; the next one may follow.
+
+        The decode function of a registered class may make another one meanwhile.
+        """
+        outer, self._markers = self._markers, 0
         try:
             obj = msgpack.unpackb(head, **self._options)
             left = self._markers
         except Exception as exc:  # noqa: BLE001  # told apart there
             raise _translated(exc) from None
         finally:
-            self._markers = 0
+            self._markers = outer
         if left:
             raise ProtocolError("not an object of this version: parts are left over")
         return obj

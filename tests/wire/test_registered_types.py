@@ -121,6 +121,21 @@ def test_own_functions() -> None:
         codec.loads(codec.dumps(Celsius(1)))
 
 
+def test_a_decode_function_may_make_another_object_meanwhile() -> None:
+    types = TypeRegistry()
+    codec = ObjectCodec(types=types)
+    inner = codec.dumps((1, {2}))[SHORT_HEAD:]
+
+    def decode(degrees: float) -> Celsius:
+        assert codec.load_short(inner) == (1, {2})
+        return Celsius(degrees)
+
+    types.register(Celsius, lambda it: it.degrees, decode)
+    packed = codec.dumps((Celsius(20.5), "behind"))[SHORT_HEAD:]
+    got, behind = codec.load_short(packed)
+    assert (got.degrees, behind) == (20.5, "behind")
+
+
 def test_an_interrupt_in_one_object_does_not_spoil_the_next() -> None:
     def interrupted(_: Any) -> Any:
         raise KeyboardInterrupt
