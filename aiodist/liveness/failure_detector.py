@@ -176,6 +176,8 @@ class FailureDetector:
             connection.close_in_child()
         for listener in self._listeners:
             listener.close_in_child()
+        for transport in self._transports.values():
+            transport.close_in_child()
 
     # -- liveness.heartbeat_connection.Owner
 

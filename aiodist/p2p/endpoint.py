@@ -400,6 +400,8 @@ class Endpoint:
             self._heartbeat.close_in_child()
         for listener in self._listeners:
             listener.close_in_child()
+        for transport in self._transports.values():
+            transport.close_in_child()
         self._connector.close_in_child()
         pending = (link.connection for link in self._pending)
         for connection in (*self.connections(), *pending, *self._early):

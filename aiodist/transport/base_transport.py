@@ -127,3 +127,6 @@ class Transport(ABC):
 
         If cancelled or failed, it leaves no socket open.
         """
+
+    def close_in_child(self) -> None:  # noqa: B027  # without a descriptor there is nothing to do
+        """Release in a forked child the sockets that were being connected."""

@@ -7,9 +7,9 @@ import errno
 import math
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
@@ -32,6 +32,34 @@ async def within(deadline: Deadline) -> AsyncIterator[None]:
         return
     async with turning_timeout(left):
         yield
+
+
+class Detachable(Protocol):
+    """A socket."""
+
+    def detach(self) -> int:
+        """Return its descriptor, which the caller closes."""
+
+
+class SocketsBeingConnected:
+    """The sockets of one transport that no connection owns yet."""
+
+    def __init__(self) -> None:
+        self._sockets: set[Detachable] = set()
+
+    @contextmanager
+    def hold(self, sock: Detachable) -> Iterator[None]:
+        """Hold ``sock`` while the body waits."""
+        self._sockets.add(sock)
+        try:
+            yield
+        finally:
+            self._sockets.discard(sock)
+
+    def close_in_child(self) -> None:
+        """Close them in a forked child, whose parent goes on to connect them. Idempotent."""
+        while self._sockets:
+            os.close(self._sockets.pop().detach())
 
 
 async def connect_socket(sock: socket.socket, address: Any) -> None:

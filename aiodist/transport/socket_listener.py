@@ -40,7 +40,8 @@ class SocketListener(Listener):
     """Accept connections on a bound and listening socket, which it owns.
 
     ``wrap`` makes a connection of an accepted socket, or returns None after refusing it.
-    ``on_closed`` releases what else belongs to the address (a file, a directory).
+    ``on_closed`` releases what else belongs to the address (a file, a directory). ``in_child`` releases
+    in a forked child what ``wrap`` has not made a connection of yet.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class SocketListener(Listener):
         on_accept: OnAccept,
         wrap: Wrap,
         on_closed: Callable[[], None] | None = None,
+        in_child: Callable[[], None] | None = None,
     ) -> None:
         sock.setblocking(False)
         self.address = address
@@ -57,6 +59,7 @@ class SocketListener(Listener):
         self._on_accept = on_accept
         self._wrap = wrap
         self._on_closed = on_closed
+        self._in_child = in_child
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
         self._complained = False
@@ -119,3 +122,5 @@ class SocketListener(Listener):
         if not self._closed:
             self._closed = True
             os.close(self._sock.detach())
+            if self._in_child is not None:
+                self._in_child()

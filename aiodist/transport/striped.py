@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import cast
 
 from aiodist.deadline import Deadline
@@ -23,7 +24,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.bundle import Bundle
 from aiodist.transport.callbacks import hand_over
-from aiodist.transport.connecting import readable, within
+from aiodist.transport.connecting import SocketsBeingConnected, readable, within
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, set_options
@@ -51,6 +52,7 @@ class StripedTransport(Transport):
         if not 1 <= streams <= MAX_STREAMS:
             raise InvalidUsageError(f"{streams} streams to a rank: give 1 to {MAX_STREAMS}")
         self._streams = streams
+        self._connecting = SocketsBeingConnected()
         several = len(hosts) > 1
         self._ways = [TcpTransport(host, source_hosts=[host] if several else ()) for host in hosts]
 
@@ -78,11 +80,13 @@ class StripedTransport(Transport):
         name = os.urandom(16)
         sockets: list[socket.socket] = []
         try:
-            async with within(deadline):  # one limit, of the time in which the loop turns
+            # One limit, of the time in which the loop turns.
+            async with within(deadline), AsyncExitStack() as held:
                 for number in range(self._streams):
                     way = self._ways[number % len(self._ways)]
                     place = places[number % len(places)]
                     sockets.append(await way.connected_socket(place, Deadline.never()))
+                    held.enter_context(self._connecting.hold(sockets[-1]))
             for number, sock in enumerate(sockets):
                 # A few bytes fit into every new stream's buffer.
                 sock.send(_HELLO.pack(name, number, self._streams))
@@ -108,6 +112,11 @@ class StripedTransport(Transport):
             _close(sockets)
             raise
         return StripedConnection(Bundle(sockets), address)
+
+    def close_in_child(self) -> None:
+        self._connecting.close_in_child()
+        for way in self._ways:
+            way.close_in_child()
 
 
 class StripedConnection(SocketConnection):

@@ -13,7 +13,7 @@ from typing import Any
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
-from aiodist.transport.connecting import connect_socket, within
+from aiodist.transport.connecting import SocketsBeingConnected, connect_socket, within
 from aiodist.transport.pacing import begin_unpaced
 from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap, remedy_for
 from aiodist.transport.stream_socket import SocketConnection
@@ -42,12 +42,17 @@ class TcpTransport(Transport):
         self._advertise = advertise
         self._source_hosts = list(source_hosts)
         self._turn = itertools.count()
+        self._connecting = SocketsBeingConnected()
 
     async def listen(self, on_accept: OnAccept) -> SocketListener:
         return await self.listen_raw(on_accept, _wrap_accepted)
 
     async def listen_raw(
-        self, on_accept: OnAccept, wrap: Wrap, on_closed: Callable[[], None] | None = None
+        self,
+        on_accept: OnAccept,
+        wrap: Wrap,
+        on_closed: Callable[[], None] | None = None,
+        in_child: Callable[[], None] | None = None,
     ) -> SocketListener:
         """As `listen`, with a ``wrap`` of the caller's; see `SocketListener`."""
         try:
@@ -65,7 +70,7 @@ class TcpTransport(Transport):
                 sock.listen(BACKLOG)
                 host, port = sock.getsockname()[:2]
                 address = format_address(self._advertise or host, port, self.scheme)
-                return SocketListener(sock, address, on_accept, wrap, on_closed)
+                return SocketListener(sock, address, on_accept, wrap, on_closed, in_child)
             except BaseException:
                 sock.close()
                 raise
@@ -92,6 +97,9 @@ class TcpTransport(Transport):
                 "not answer (is it up, and does a firewall allow this port?)"
             ) from error
 
+    def close_in_child(self) -> None:
+        self._connecting.close_in_child()
+
     async def _connect(self, address: str, host: str, port: int) -> socket.socket:
         try:
             infos = await _resolve(host, port)
@@ -112,7 +120,8 @@ class TcpTransport(Transport):
                 set_options(sock)
                 begin_unpaced(sock)
                 self._bind_source(sock)
-                await connect_socket(sock, where)
+                with self._connecting.hold(sock):
+                    await connect_socket(sock, where)
                 return sock
             except OSError as error:
                 sock.close()

@@ -8,6 +8,7 @@ tensor: OpenSSL decrypts into it.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -53,7 +54,9 @@ class TlsTransport(TcpTransport):
 
     async def listen(self, on_accept: OnAccept) -> SocketListener:
         reception = _Reception(self._server, on_accept)
-        listener = await self.listen_raw(on_accept, reception.wrap, reception.close)
+        listener = await self.listen_raw(
+            on_accept, reception.wrap, reception.close, reception.close_in_child
+        )
         reception.pending.who = f"the listener at {listener.address}"
         return listener
 
@@ -67,7 +70,8 @@ class TlsTransport(TcpTransport):
             ) from error
         try:
             async with within(deadline):
-                await secured.handshake()
+                with self._connecting.hold(secured):
+                    await secured.handshake()
         except TimeoutError as error:
             secured.close()
             raise UnansweredError(
@@ -125,6 +129,9 @@ class _Secured:
             raise
         self.ended = False
         """Whether the stream has ended, perhaps behind the bytes that were read."""
+
+    def detach(self) -> int:
+        return self._ssl.detach()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ssl, name)
@@ -209,6 +216,10 @@ class _Reception:
 
     def close(self) -> None:
         self.pending.close(_Guest.dismiss)
+
+    def close_in_child(self) -> None:
+        for guest in self.pending:
+            os.close(guest.secured.detach())
 
 
 class _Guest:

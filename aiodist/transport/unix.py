@@ -21,7 +21,12 @@ from functools import partial
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
-from aiodist.transport.connecting import UnansweredError, connect_socket, within
+from aiodist.transport.connecting import (
+    SocketsBeingConnected,
+    UnansweredError,
+    connect_socket,
+    within,
+)
 from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger, remedy_for
 from aiodist.transport.stream_socket import SocketConnection
 
@@ -44,6 +49,7 @@ class UnixTransport(Transport):
 
     def __init__(self, *, abstract: bool = sys.platform == "linux") -> None:
         self._abstract = abstract
+        self._connecting = SocketsBeingConnected()
 
     async def listen(self, on_accept: OnAccept) -> SocketListener:
         directory = None
@@ -78,7 +84,8 @@ class UnixTransport(Transport):
             try:
                 sock.setblocking(False)
                 async with within(deadline):
-                    await connect_socket(sock, path)
+                    with self._connecting.hold(sock):
+                        await connect_socket(sock, path)
                 uid = _peer_uid(sock)
                 if uid is not None and uid != os.geteuid():
                     raise DistNetworkError(
@@ -96,6 +103,9 @@ class UnixTransport(Transport):
             ) from error
         except OSError as error:
             raise DistNetworkError(f"cannot connect to {address}: {_explain(error)}") from error
+
+    def close_in_child(self) -> None:
+        self._connecting.close_in_child()
 
 
 def _new_socket() -> socket.socket:
