@@ -92,10 +92,7 @@ class TcpTransport(Transport):
             async with within(deadline):
                 return await self._connect(address, host, port)
         except TimeoutError as error:
-            raise DistNetworkError(
-                f"timed out connecting to {address} after {deadline.timeout} s: the host does "
-                "not answer (is it up, and does a firewall allow this port?)"
-            ) from error
+            raise no_answer(address, deadline) from error
 
     def close_in_child(self) -> None:
         self._connecting.close_in_child()
@@ -146,6 +143,14 @@ class TcpTransport(Transport):
                 raise OSError(
                     error.errno, f"cannot bind to the local address {source}: {error.strerror}"
                 ) from error
+
+
+def no_answer(address: str, deadline: Deadline) -> DistNetworkError:
+    """Return the error of a connect that has taken all of ``deadline``."""
+    return DistNetworkError(
+        f"timed out connecting to {address} after {deadline.timeout} s: the host does not answer (is "
+        "it up, and does a firewall allow this port?)"
+    )
 
 
 def on_own_link(host: str, own: str) -> str:

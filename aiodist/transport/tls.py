@@ -23,7 +23,7 @@ from aiodist.transport.connecting import UnansweredError, readable, within, writ
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.stream_socket import SocketConnection
-from aiodist.transport.tcp import TcpTransport, set_options
+from aiodist.transport.tcp import TcpTransport, no_answer, set_options
 
 SCHEME = "tls"
 
@@ -61,31 +61,35 @@ class TlsTransport(TcpTransport):
         return listener
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
-        sock = await self.connected_socket(address, deadline)
+        secured: _Secured | None = None
         try:
-            secured = _Secured(self._client, sock, server_side=False)
-        except OSError as error:  # which wrap_socket raises where the stream has ended already
-            raise DistNetworkError(
-                f"cannot connect to {address}: it hung up at once: {_reason(error)}"
-            ) from error
-        try:
+            # One limit for both steps, of the time in which the loop turns.
             async with within(deadline):
+                sock = await self.connected_socket(address, Deadline.never())
+                secured = _Secured(self._client, sock, server_side=False)
                 with self._connecting.hold(secured):
                     await secured.handshake()
         except TimeoutError as error:
+            if secured is None:
+                raise no_answer(address, deadline) from error
             secured.close()
             raise UnansweredError(
                 f"timed out connecting to {address} after {deadline.timeout} s: the handshake of "
                 "TLS was not answered (is its process stopped, or does it speak plain TCP?)"
             ) from error
         except OSError as error:
+            if secured is None:  # which wrap_socket raises where the stream has ended already
+                raise DistNetworkError(
+                    f"cannot connect to {address}: it hung up at once: {_reason(error)}"
+                ) from error
             secured.close()
             raise DistNetworkError(
                 f"cannot connect to {address}: TLS was refused: {_reason(error)}; give all ranks "
                 "certificates of one authority"
             ) from error
         except BaseException:
-            secured.close()
+            if secured is not None:
+                secured.close()
             raise
         return TlsConnection(secured, address)
 

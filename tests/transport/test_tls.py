@@ -7,15 +7,17 @@ import logging
 import socket
 import ssl
 import struct
+import time
 
 import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.testing.sinks import Memory, Sink
-from aiodist.transport import pending_handshakes
+from aiodist.transport import pending_handshakes, tcp
 from aiodist.transport import tls as module
 from aiodist.transport.base_transport import Connection
+from aiodist.transport.connecting import connect_socket
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport
 from tests.certificates import tls_files
@@ -53,6 +55,33 @@ async def test_a_client_that_the_listener_does_not_trust_gets_an_error() -> None
         assert accepted == []
     finally:
         await listener.close()
+
+
+async def test_time_in_which_the_loop_stands_still_is_no_time_for_the_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def slow(sock: socket.socket, address: object) -> None:
+        await connect_socket(sock, address)
+        time.sleep(0.5)  # noqa: ASYNC251  # the program computes
+
+    monkeypatch.setattr(tcp, "connect_socket", slow)
+    transport = TlsTransport("127.0.0.1", tls_files())
+    listener = await transport.listen(lambda connection: connection.abort())
+    connection = await transport.connect(listener.address, Deadline(0.4))
+    connection.abort()
+    await listener.close()
+
+
+async def test_a_host_that_does_not_answer_is_told_from_a_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(sock: socket.socket, address: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(tcp, "connect_socket", never)
+    transport = TlsTransport("127.0.0.1", tls_files())
+    with pytest.raises(DistNetworkError, match=r"after 0\.05 s: the host does not answer"):
+        await transport.connect("tls://127.0.0.1:9", Deadline(0.05))
 
 
 async def test_plain_text_is_refused(caplog: pytest.LogCaptureFixture) -> None:
