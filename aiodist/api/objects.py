@@ -421,8 +421,10 @@ def register_type(
 
     Args:
         cls: The class.
-        encode: For any other class: ``encode(instance)`` returns an object that can travel.
-        decode: For any other class: ``decode(object)`` returns an instance.
+        encode: For any other class: ``encode(instance)`` returns an object that can travel. It may be
+            called more than once for one message, so it must leave the instance as it is.
+        decode: For any other class: ``decode(object)`` returns an instance. It, too, may be called more
+            than once for one message.
         name: What stands for the class in messages, the same on all ranks. None is its module and
             qualified name.
 
