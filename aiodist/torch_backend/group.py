@@ -7,7 +7,7 @@ algorithms. Ranks are the group's own numbers on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -62,9 +62,9 @@ class TorchGroup(Membership):
 
             return self._start("sparse_all_reduce", start_sparse, tensors, opts)
 
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             reduce = op()
-            return [group.start(AllReduce(tensor, reduce), timeout) for tensor in tensors]
+            return (group.start(AllReduce(tensor, reduce), timeout) for tensor in tensors)
 
         return self._start("all_reduce", start, tensors, opts)
 
@@ -80,9 +80,9 @@ class TorchGroup(Membership):
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             pairs = zip(outputs, inputs, strict=True)
-            return [group.start(AllGather(row, tensor), timeout) for row, tensor in pairs]
+            return (group.start(AllGather(row, tensor), timeout) for row, tensor in pairs)
 
         return self._start("all_gather", start, [tensor for row in outputs for tensor in row], opts)
 
@@ -102,9 +102,9 @@ class TorchGroup(Membership):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             pairs = zip(outputs, inputs, strict=True)
-            return [group.start(AllGatherSingle(out, tensor), timeout) for out, tensor in pairs]
+            return (group.start(AllGatherSingle(out, tensor), timeout) for out, tensor in pairs)
 
         return self._start("all_gather_single", start, outputs, opts)
 
@@ -114,9 +114,9 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         op = reduce_op(opts)
 
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             reduce, pairs = op(), zip(outputs, inputs, strict=True)
-            return [group.start(ReduceScatter(out, row, reduce), timeout) for out, row in pairs]
+            return (group.start(ReduceScatter(out, row, reduce), timeout) for out, row in pairs)
 
         return self._start("reduce_scatter", start, outputs, opts)
 
@@ -128,12 +128,12 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         op = reduce_op(opts)
 
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             reduce, pairs = op(), zip(outputs, inputs, strict=True)
-            return [
+            return (
                 group.start(ReduceScatterSingle(out, tensor, reduce), timeout)
                 for out, tensor in pairs
-            ]
+            )
 
         return self._start("reduce_scatter_single", start, outputs, opts)
 
@@ -186,9 +186,9 @@ class TorchGroup(Membership):
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
         given_root = root_rank(opts)
 
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             root = check_rank(group, None, given_root, "src")
-            return [group.start(Broadcast(tensor, root), timeout) for tensor in tensors]
+            return (group.start(Broadcast(tensor, root), timeout) for tensor in tensors)
 
         return self._start("broadcast", start, tensors, opts)
 
@@ -196,9 +196,9 @@ class TorchGroup(Membership):
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
         given_root, op = root_rank(opts), reduce_op(opts)
 
-        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
             root, reduce = check_rank(group, None, given_root, "dst"), op()
-            return [group.start(Reduce(tensor, root, reduce), timeout) for tensor in tensors]
+            return (group.start(Reduce(tensor, root, reduce), timeout) for tensor in tensors)
 
         return self._start("reduce", start, tensors, opts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -23,13 +23,13 @@ from aiodist.torch_backend.futures import Completions, completed_at_once, level_
 from aiodist.torch_backend.options import seconds_of
 from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
-from aiodist.torch_backend.submission import Operation, Several, Started
+from aiodist.torch_backend.submission import Operation, Started, all_started
 from aiodist.torch_backend.torch_work import TorchWork, together
 from aiodist.torch_backend.worlds import TorchWorld
 
 Tensor = torch.Tensor
-Start = Callable[[GroupEngine, float | None], Work[Any] | Sequence[Work[Any]]]
-"""Starts operations of a group of the engine, with a timeout in seconds."""
+Start = Callable[[GroupEngine, float | None], Work[Any] | Iterator[Work[Any]]]
+"""Starts operations of a group of the engine, with a timeout in seconds: one, or one after the other."""
 
 # torch's stubs overload each method for calls that a Python subclass does not get.
 _Base: Any = c10d.ProcessGroup
@@ -69,9 +69,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         def run() -> Started:
             self._check_device(tensors)
             works = start(self._group, timeout)
-            if isinstance(works, Work):
-                return works
-            return works[0] if len(works) == 1 else Several(works)
+            return works if isinstance(works, Work) else all_started(works)
 
         # A caller that would only wait runs the operation itself.
         at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None

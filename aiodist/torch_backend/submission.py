@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,6 +76,21 @@ class Several:
 
 
 Started = Work[Any] | Several
+
+
+def all_started(starting: Iterable[Work[Any]]) -> Started:
+    """Return the works that ``starting`` starts one after the other, as one.
+
+    If one is refused, cancel those that have started: no caller gets them.
+    """
+    works: list[Work[Any]] = []
+    try:
+        works.extend(starting)
+    except BaseException:
+        for work in works:
+            work.cancel()
+        raise
+    return works[0] if len(works) == 1 else Several(works)
 
 
 class Operation:

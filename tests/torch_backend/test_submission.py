@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
+import aiodist as dist
 from aiodist.deadline import SIGNAL_SECONDS
+from aiodist.testing import run_ranks
 from aiodist.torch_backend.futures import Completions
-from aiodist.torch_backend.submission import Operation
+from aiodist.torch_backend.submission import Operation, all_started
 
 
 class SlowLock:
@@ -71,3 +74,26 @@ def test_an_operation_is_failed_once_its_time_is_over() -> None:
     with pytest.raises(TimeoutError):
         operation.wait(0.01)
     assert len(posted) == 1
+
+
+async def test_an_operation_is_given_up_if_the_next_one_of_its_call_is_refused() -> None:
+    """Its own rank is told nothing of it, and another rank would wait in the next one."""
+
+    async def on_rank(rank: int) -> None:
+        x, y = np.ones(3), np.ones(3)
+
+        def starting() -> Iterator[dist.Work[None]]:
+            yield dist.broadcast(x, src=1)
+            yield dist.broadcast([1.0] if rank == 0 else y, src=1)  # type: ignore[type-var]
+
+        if rank == 0:
+            with pytest.raises(TypeError):
+                all_started(starting())
+            await dist.recv(y, 1)  # the first one has not ended before
+            assert x.tolist() == [1.0] * 3
+        else:
+            await dist.send(y, 0)
+            with pytest.raises(dist.CollectiveCancelledError, match="rank 0 cancelled broadcast"):
+                await dist.broadcast(2 * x, src=1)
+
+    await run_ranks(2, on_rank)
