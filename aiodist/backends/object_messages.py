@@ -325,6 +325,7 @@ class ObjectMessages:
         recv = _EnvelopeRecv(self, key, source, finish, pickle)
         recv.given = self._handed_parcel(recv)
         if recv.given is not None:
+            group.endpoint.inbox.matcher.number(recv)  # it is posted if the object is withdrawn
             return group.message("recv", src, tag, recv.rest, timeout, kind=OBJECT)
         return group.recv_posted(plan.facts(-1), recv, recv.end, timeout)
 

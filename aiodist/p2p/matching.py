@@ -185,8 +185,7 @@ class Matcher:
         """
         is_new = not recv.order
         if is_new:
-            self._order += 1
-            recv.order = self._order
+            self.number(recv)
         arrival = self._take_arrival(recv.key, recv.src)
         if arrival is not None:
             recv.turn = arrival.order
@@ -195,6 +194,11 @@ class Matcher:
         else:
             _insert(self.posted, (recv.key, recv.src), recv)
         return arrival
+
+    def number(self, recv: Recv) -> None:
+        """Give ``recv`` its place in the order, which it keeps if it is posted later."""
+        self._order += 1
+        recv.order = self._order
 
     def first(self, key: Key, src: int) -> Arrival | None:
         """Return the message for the next receive of ``key`` from ``src``, or None if none waits."""

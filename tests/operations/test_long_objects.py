@@ -209,7 +209,10 @@ def _a_part_is_expected() -> bool:
     return bool(posted) or any(recv.key[0] in (OBJECT, PART) for recv in inbox.tickets.values())
 
 
-async def test_a_receive_whose_object_was_withdrawn_comes_before_later_ones() -> None:
+@pytest.mark.parametrize("is_handed_on", [False, True])
+async def test_a_receive_whose_object_was_withdrawn_comes_before_later_ones(
+    is_handed_on: bool,
+) -> None:
     begun = asyncio.Event()
 
     async def on_rank(rank: int) -> None:
@@ -227,6 +230,10 @@ async def test_a_receive_whose_object_was_withdrawn_comes_before_later_ones() ->
         await dist.barrier()
         while not _a_part_is_expected():  # noqa: ASYNC110  # nothing says so
             await asyncio.sleep(0)
+        if is_handed_on:  # the object, to a receive that was never posted itself
+            second.cancel()
+            first.cancel()
+            first, second = dist.recv_object(0), dist.recv_object(0)
         begun.set()
         assert (await first)[0] == "first"
         assert (await second)[0] == "second"
