@@ -419,6 +419,8 @@ class Endpoint:
         self._pending.proven(link)
         peer = self._peers[rank]
         peer.links.append(link)
+        if peer.error is not None:  # it was lost since `greeted`, and may be alive: as in `_lost`
+            self._closing_streams.hang_up(link.connection)
         if peer.rank_info.host_id != self._host_id:
             link.connection.leaves_host()
         # One link carries all that this rank sends: the one it dialled, or the first that arrived.

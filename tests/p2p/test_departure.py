@@ -128,17 +128,17 @@ class Far:
 
 
 class Met:
-    """Rank 0's endpoint, to which rank 1 has made two streams and said nothing on either."""
+    """Rank 0's endpoint, to which rank 1 has made some streams and said nothing on any."""
 
-    async def open(self) -> None:
+    async def open(self, count: int = 2) -> None:
         hub = InprocHub()
         self._transport = InprocTransport(hub)
         self.events = EndpointEvents()
         self.endpoint = Endpoint(0, 2, [self._transport], self.events)  # type: ignore[arg-type]
         self._rank_info = await self.endpoint.open()
         self.endpoint.meet([self._rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
-        self.streams = [await self._stream() for _ in range(2)]
-        await until(lambda: len(self.endpoint.peer(1).links) == 2)
+        self.streams = [await self._stream() for _ in range(count)]
+        await until(lambda: len(self.endpoint.peer(1).links) == count)
 
     async def _stream(self) -> tuple[Far, Connection]:
         stream = await self._transport.connect(self._rank_info.addresses[0], Deadline(10))
@@ -178,6 +178,24 @@ async def test_a_child_that_is_forked_while_a_rank_opens_closes_its_listeners() 
     await endpoint.open()
     assert statuses == [0]
     await endpoint.close()
+
+
+async def test_a_stream_that_is_proven_after_its_rank_was_lost_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met = Met()
+    greeted = Endpoint.greeted
+
+    def greeted_and_lost(endpoint: Endpoint, link: Link) -> bool:
+        answers = greeted(endpoint, link)
+        endpoint.give_up(1, PeerLostError("rank 1 is lost", rank=1))
+        return answers
+
+    monkeypatch.setattr(Endpoint, "greeted", greeted_and_lost)
+    await met.open(1)
+    ((far, _),) = met.streams
+    await until(lambda: far.ended)  # so it learns that it counts as lost
+    await met.endpoint.close()
 
 
 async def test_a_leaving_rank_makes_no_connection_behind_its_close(
