@@ -45,12 +45,14 @@ class ClosingStreams:
 
     def __init__(self, seconds: float = 1.0) -> None:
         """Create an empty set. ``seconds``: the time after which each stream is cut off."""
+        self._loop = asyncio.get_running_loop()
         self._seconds = seconds
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hang_up(self, *connections: Connection) -> None:
+        """Close ``connections`` in the loop. A thread that drives the loop may call this, too."""
         for connection in connections:
-            task = asyncio.get_running_loop().create_task(self._close(connection))
+            task = self._loop.create_task(self._close(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

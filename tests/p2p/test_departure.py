@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.errors import PeerLostError
+from aiodist.errors import PeerLostError, ProtocolError
 from aiodist.links import closing_streams
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p import endpoint as endpoint_module
@@ -195,6 +195,22 @@ async def test_a_stream_that_is_proven_after_its_rank_was_lost_is_closed(
     await met.open(1)
     ((far, _),) = met.streams
     await until(lambda: far.ended)  # so it learns that it counts as lost
+    await met.endpoint.close()
+
+
+async def test_a_thread_that_drives_the_loop_may_find_that_a_peer_breaks_the_protocol() -> None:
+    """As in a blocking receive, which looks into a message ring where no loop runs."""
+    met = Met()
+    await met.open(1)
+    ((far, _),) = met.streams
+    peer, loop = met.endpoint.peer(1), asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        peer.shm_receiver.broken(ProtocolError("malformed data in its ring"))
+    finally:
+        asyncio._set_running_loop(loop)
+    assert met.events.lost == [(1, False)]
+    await until(lambda: far.ended)
     await met.endpoint.close()
 
 
