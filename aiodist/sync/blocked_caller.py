@@ -39,12 +39,13 @@ class BlockedCaller:
         Raises nothing. ``work`` may have ended meanwhile.
         """
         sleeper = work._sleeper()
-        if sleeper is None or not handoff.sleeper_lock.acquire(False):
+        if sleeper is None or handoff.sleeper is not None:
             return None
+        handoff.sleeper = work
         # First: the thread may find that a peer is lost as it falls asleep, and then the doorbell is gone.
         caller = cls(work, sleeper, loop, handoff)
         if not sleeper.fall_asleep() and not work._done:
-            handoff.sleeper_lock.release()
+            handoff.sleeper = None
             return None
         work._when_done(caller._over)
         return caller
@@ -69,32 +70,28 @@ class BlockedCaller:
             else:
                 seconds = until_next_look(2 * seconds)
 
-    def leave(self) -> None:
-        """Let another thread sleep by itself: this one waits no longer, whatever the reason."""
-        self._handoff.sleeper_lock.release()
-
     def _went_on(self, slept: float) -> bool:
         """Go on with the operation if it can, with the loop lock held meanwhile."""
         handoff = self._handoff
-        held = handoff.interrupts.hold()
+        held, went_on = handoff.interrupts.hold(), False
         try:
-            if not handoff.take():
-                return False  # the loop has ended, and with it the operation
-            sleeps = False
-            try:
-                asyncio._set_running_loop(self._loop)
-                went_on, sleeps = self._go_on(slept)
-            finally:
-                asyncio._set_running_loop(None)
-            # What does not wait for another rank waits for a turn of the loop.
-            handoff.give_back() if sleeps else handoff.resume()
-            return went_on
-        except BaseException:
-            handoff.abandon()
-            raise
-        finally:
+            if handoff.take():  # else the loop has ended, and with it the operation
+                try:
+                    asyncio._set_running_loop(self._loop)
+                    went_on, sleeps = self._go_on(slept)
+                finally:
+                    asyncio._set_running_loop(None)
+                # What does not wait for another rank waits for a turn of the loop.
+                handoff.give_back() if sleeps else handoff.resume()
             if held:
                 handoff.interrupts.release()
+        except BaseException:
+            try:
+                handoff.abandon(held)
+            finally:  # once more: a signal's handler may raise as it begins
+                handoff.abandon(held)
+            raise
+        return went_on
 
     def _go_on(self, slept: float) -> tuple[bool, bool]:
         """Return whether the operation went on, and whether it has ended or sleeps over a word."""

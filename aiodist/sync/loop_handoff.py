@@ -86,8 +86,10 @@ class LoopHandoff:
         self._used = 0.0
         self._pause = LINGER  # how long it lingers next
         self._wake: Callable[[], None] = _nothing
-        self.sleeper_lock = threading.Lock()
-        """Held by the one thread that sleeps by itself: in a `BlockedCaller`, or in `run_until`."""
+        self.sleeper: object = None
+        """What the one thread waits for that sleeps by itself, in a `BlockedCaller` or in `run_until`.
+        None if no thread does. It is set with the loop lock held. No lock: a signal's handler cannot raise
+        between the call and a plain assignment."""
 
     # -- the loop's thread
 
@@ -220,10 +222,11 @@ class LoopHandoff:
         the selector; ``held``: it then lets Ctrl-C through, which it has held back. Raises what a signal's
         handler raises there; then it may drive no more, so call `abandon`. `end` releases ``ended``.
         """
-        if not self.sleeper_lock.acquire(False):
+        if self.sleeper is not None:
             if self._runner == _get_ident():  # a signal's handler has interrupted its sleep
                 self._runner = 0
             return False
+        self.sleeper = ended
         try:
             asyncio._set_running_loop(loop)
             # From Python 3.14 a thread has one current task, whatever the loop.
@@ -237,8 +240,8 @@ class LoopHandoff:
                         loop.run_once()
         finally:
             self._runner = 0
+            self.sleeper = None
             asyncio._set_running_loop(None)
-            self.sleeper_lock.release()
         return not ended.locked()
 
     def _sleep_driving(self, timeout: float | None) -> None:
@@ -293,14 +296,20 @@ class LoopHandoff:
         self.loop_lock.release()
         self._wake()
 
-    def abandon(self) -> None:
-        """End driving after an error, wherever it came, if this thread drives still; wake the loop."""
+    def abandon(self, held: bool) -> None:
+        """End driving after an error, wherever it came, if this thread drives still; wake the loop.
+
+        ``held``: interrupts are held back; release them. Idempotent: a signal's handler may raise in here,
+        too, so call it once more in any case.
+        """
         if self._iteration._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             self._iteration.release()  # struck in `acquire`
         if self.loop_lock._is_owned():  # type: ignore[attr-defined]
             self.resume()
         else:
             self._wake()
+        if held:
+            self.interrupts.release()
 
     def note_callback(self) -> None:
         """Note that a callback was scheduled, perhaps by a thread that drives."""
@@ -467,7 +476,12 @@ class Interrupts:
                 return False
             if handler is not _raise_interrupt:
                 self._previous = handler
-                _signal_to(_SIGINT, self._note)
+                try:
+                    _signal_to(_SIGINT, self._note)
+                except BaseException:  # of another signal's handler, as the call returns
+                    _signal_to(_SIGINT, handler)
+                    self._previous = None
+                    raise
                 return True
             _signal_to(_SIGINT, self._ours)
         if self._held:

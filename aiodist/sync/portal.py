@@ -92,33 +92,45 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.apply(function, blocks, args, kwargs)
-        loop, handoff, ended = self._loop, self.handoff, None
+        loop, handoff = self._loop, self.handoff
+        work: Any = None
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
         call = partial(function, *args, **kwargs)
         # First: an interrupt of a thread that drives the loop would leave the loop lock held for ever.
         held = handoff.interrupts.hold()
         try:
-            drives = handoff.acquire()
-            if drives:
-                if self._posted:
-                    _as_running(loop, partial(_run_all, self._posted))
-                work = _as_running(loop, call)
-                if blocks:
-                    ended = self._drive(loop, work, held)
-                elif isinstance(work, Work) and work._done and not loop.has_callbacks():
-                    handoff.give_back()  # the loop has nothing to do for it
-                else:
-                    handoff.resume()
+            try:
+                drives = handoff.acquire()
+                if drives:
+                    if self._posted:
+                        _as_running(loop, partial(_run_all, self._posted))
+                    work = _as_running(loop, call)
+                    if blocks:
+                        ended = self._drive(loop, work, held)
+                    elif isinstance(work, Work) and work._done and not loop.has_callbacks():
+                        handoff.give_back()  # the loop has nothing to do for it
+                    else:
+                        handoff.resume()
+                if held and not (drives and blocks):
+                    handoff.interrupts.release()
+            except BaseException:
+                try:
+                    handoff.abandon(held)
+                finally:  # once more: a signal's handler may raise as it begins
+                    handoff.abandon(held)
+                raise
+            if drives and blocks:
+                return self._wait(work, ended, held)
         except BaseException:
-            handoff.abandon()
             if held:
                 handoff.interrupts.release()
+            if blocks and work is not None and not work.is_completed():
+                _cancel_in(loop, work)
             raise
-        if drives and blocks:
-            return self._wait(loop, work, ended, held)
-        if held:
-            handoff.interrupts.release()
+        finally:
+            if handoff.sleeper is work:
+                handoff.sleeper = None
         return work if drives else self._call(loop, call, blocks)
 
     def start(
@@ -137,7 +149,8 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(operation.kind):
                 return self.start(async_op, group, operation, seconds, begin)
-        loop, handoff, ended = self._loop, self.handoff, None
+        loop, handoff, waits = self._loop, self.handoff, False
+        work: Any = None
         is_elsewhere = loop is None or loop is not group.world.its_loop
         if async_op or coalescing() is not None:
             start = (
@@ -150,53 +163,51 @@ class Portal:
             return _start_beside_async(group, operation, seconds, True)
         held = handoff.interrupts.hold()  # first, as in `apply`
         try:
-            drives = handoff.acquire()
-            if drives:
-                if self._posted:
-                    _as_running(loop, partial(_run_all, self._posted))
-                work = (begin or group.backend.start)(operation, seconds)
-                if isinstance(work, tuple):  # it has completed
-                    handoff.give_back()
-                else:
-                    ended = self._drive(loop, work, held)
+            try:
+                drives = handoff.acquire()
+                if drives:
+                    if self._posted:
+                        _as_running(loop, partial(_run_all, self._posted))
+                    work = (begin or group.backend.start)(operation, seconds)
+                    waits = not isinstance(work, tuple)  # which is an operation that has completed
+                    if waits:
+                        ended = self._drive(loop, work, held)
+                    else:
+                        handoff.give_back()
+                if held and not waits:
+                    handoff.interrupts.release()
+            except BaseException:
+                try:
+                    handoff.abandon(held)
+                finally:  # once more, as in `apply`
+                    handoff.abandon(held)
+                raise
+            if waits:
+                return self._wait(work, ended, held)
         except BaseException:
-            handoff.abandon()
             if held:
                 handoff.interrupts.release()
+            if isinstance(work, Work) and not work.is_completed():
+                _cancel_in(loop, work)
             raise
-        if drives and not isinstance(work, tuple):
-            return self._wait(loop, work, ended, held)
-        if held:
-            handoff.interrupts.release()
+        finally:
+            if handoff.sleeper is work:
+                handoff.sleeper = None
         if drives:
             return None
         return self._call(loop, partial(group.start, operation, seconds, begin), True)
 
-    def _wait(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        work: Any,
-        ended: threading.Lock | BlockedCaller | None,
-        held: bool,
-    ) -> Any:
+    def _wait(self, work: Any, ended: threading.Lock | BlockedCaller | None, held: bool) -> Any:
         """Return the result of ``work``, once ``ended`` can be acquired if it is given.
 
-        ``held``: interrupts are held back. One that came meanwhile strikes here, and cancels ``work``.
+        ``held``: interrupts are held back. One that came meanwhile strikes here.
         """
-        try:
-            if held:
-                self.handoff.interrupts.release()
-            if isinstance(ended, BlockedCaller):
-                ended.acquire()
-            elif ended is not None:
-                acquire(ended)
-        except BaseException:
-            if ended is not None:  # else it has ended
-                _cancel_in(loop, work)
-            raise
-        finally:
-            if isinstance(ended, BlockedCaller):
-                ended.leave()
+        if held:
+            self.handoff.interrupts.release()
+        if isinstance(ended, BlockedCaller):
+            ended.acquire()
+        elif ended is not None:
+            acquire(ended)
         try:
             return work.result()
         finally:
@@ -209,7 +220,7 @@ class Portal:
         """Drive ``loop`` for ``work``, and give the loop back.
 
         Returns None if ``work`` has ended, else what can be acquired when it has. ``held``: interrupts are
-        held back. One that strikes in a sleep here cancels ``work``.
+        held back, but not in a sleep here.
         """
         handoff = self.handoff
         if work.is_completed() or _as_running(loop, partial(work._spin, DRIVE_SECONDS)):
@@ -223,12 +234,7 @@ class Portal:
         ended.acquire()
         work._stay_awake()
         work._when_done(partial(handoff.end, loop, ended))
-        try:
-            ran = handoff.run_until(loop, ended, held)
-        except BaseException:
-            _cancel_in(loop, work)
-            raise
-        if ran:
+        if handoff.run_until(loop, ended, held):
             handoff.hand_on(loop)
             return None
         handoff.resume()
@@ -284,29 +290,25 @@ class Portal:
         held = interrupts.hold()  # until there is something to cancel
         try:
             loop = self.enter()
-        except BaseException:
-            if held:
-                interrupts.release()
-            raise
-        try:
-            future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
             try:
-                if held:
-                    held = False
-                    interrupts.release()
-                error = _error_of(future)
-            except BaseException:
-                future.cancel()
-                raise
-            try:
-                if error is not None:  # raised here: its traceback shows no frame of the future's
-                    raise error
-                return future.result()
+                future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
+                try:
+                    if held:
+                        interrupts.release()
+                    error = _error_of(future)
+                except BaseException:
+                    future.cancel()
+                    raise
+                try:
+                    if error is not None:
+                        raise error  # here: its traceback shows no frame of the future's
+                    return future.result()
+                finally:
+                    del error  # its traceback holds this frame
             finally:
-                del error  # its traceback holds this frame
+                self.leave()
         finally:
-            self.leave()
-            if held:
+            if held:  # once more: a signal's handler may raise as it begins
                 interrupts.release()
 
     # -- the thread's life

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import numpy as np
 import pytest
 
+import aiodist.sync as dist
+from aiodist.groups.world import current_world
+from aiodist.sync.loop_handoff import LoopHandoff
+from aiodist.sync.portal import portal
 from tests.limits import scaled
 
 STRUCK = """
@@ -94,3 +107,96 @@ def test_a_handler_may_abort_the_group_and_end_the_program(
     out, told = ending.communicate(timeout=scaled(30))
     assert (ending.returncode, out, told) == (7, "True\n", "")
     other.communicate(timeout=scaled(30))
+
+
+class LateError(Exception):
+    pass
+
+
+class Strikes:
+    """Raises at one place of a call in `aiodist.sync`, as a signal's handler may: at the n-th, for each n.
+
+    Python runs handlers as a function begins, and after a call of a function in C. What the engine calls
+    in turn is left out: an operation that is struck in its midst may be lost.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "c_return") or not _is_of_the_api(frame):
+            return
+        below = frame.f_back
+        while below is not None and below.f_code is not Strikes.strike.__code__:
+            if below.f_code.co_name == "_run_once" or not _is_of_the_api(below, otherwise=True):
+                return
+            below = below.f_back
+        self._left -= 1
+        if self._left == 0:
+            raise LateError
+
+    def strike(self, number: int, call: Callable[[], None]) -> bool:
+        """Make ``call``, and raise at its place ``number``. Returns False if it has not so many."""
+        self._left = number
+        sys.setprofile(self.profile)
+        try:
+            call()
+        except LateError:
+            pass
+        except (TypeError, dist.CollectiveError):
+            pass  # of the operation, which was not struck
+        finally:
+            sys.setprofile(None)
+        return self._left <= 0
+
+
+def _is_of_the_api(frame: FrameType, otherwise: bool = False) -> bool:
+    """Return whether ``frame`` is of `aiodist.sync`; ``otherwise`` if it is not of aiodist."""
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith("aiodist.sync") if name.startswith("aiodist.") else otherwise
+
+
+def check_is_free(handoff: LoopHandoff) -> None:
+    locks: list[Any] = [handoff.loop_lock, handoff._iteration, handoff._running]
+    assert not any(lock._is_owned() for lock in locks)
+    assert handoff.sleeper is None
+    assert handoff._driver != threading.get_ident()
+    assert asyncio._get_running_loop() is None
+    assert not handoff.interrupts._held
+    assert handoff.interrupts._previous is None
+
+
+@pytest.mark.parametrize("tensor", [np.ones(1), "no tensor"], ids=["succeeds", "fails"])
+@pytest.mark.parametrize("handler", [signal.default_int_handler, lambda *_: None])
+@pytest.mark.usefixtures("alone")
+def test_a_handler_that_raises_anywhere_in_a_call_leaves_nothing_held(
+    tensor: Any, handler: Any
+) -> None:
+    number, strikes = 1, Strikes()
+    dist.barrier()
+    signal.signal(signal.SIGINT, handler)
+    while strikes.strike(number, lambda: dist.all_reduce(tensor)):
+        number += 1
+        check_is_free(portal().handoff)
+    assert number > 10
+    assert signal.getsignal(signal.SIGINT) in (handler, portal().handoff.interrupts._ours)
+
+
+def test_a_handler_that_raises_in_a_call_that_sleeps_leaves_nothing_held(
+    run_apart: Callable[..., list[Any]],
+) -> None:
+    def main(rank: int) -> None:
+        x, number, strikes = np.ones(1), 1, Strikes()
+        dist.barrier()
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            if rank:
+                time.sleep(0.001)
+                with suppress(dist.CollectiveError):
+                    dist.all_reduce(x)
+                continue
+            number = number + 1 if strikes.strike(number, lambda: dist.all_reduce(x)) else 1
+            check_is_free(portal().handoff)
+        current_world().default_group().abort()
+
+    run_apart(2, main)
