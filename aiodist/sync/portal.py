@@ -383,11 +383,17 @@ class Portal:
         loop = HandoffLoop(self.handoff)
         target = partial(live, self.handoff, loop)
         thread = threading.Thread(target=target, name="aiodist", daemon=True)
-        thread.start()
-        self._loop, self._thread, self._posted = loop, thread, deque()
-        atexit.register(self.close)
-        # Children of multiprocessing end without atexit, but run its own finalizers.
-        self._finalizer = util.Finalize(None, self.close, exitpriority=1)
+        # Invariant: a thread that runs a loop is known here. So an interrupt does not strike in between.
+        held = self.handoff.interrupts.hold()
+        try:
+            thread.start()
+            self._loop, self._thread, self._posted = loop, thread, deque()
+            atexit.register(self.close)
+            # Children of multiprocessing end without atexit, but run its own finalizers.
+            self._finalizer = util.Finalize(None, self.close, exitpriority=1)
+        finally:
+            if held:
+                self.handoff.interrupts.release()
 
     def _stop(self) -> threading.Thread:
         loop, thread = self._loop, self._thread

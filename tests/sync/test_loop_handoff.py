@@ -331,6 +331,26 @@ def _exit_by_handler() -> None:
     raise SystemExit(7 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 8)
 
 
+def test_ctrl_c_as_the_loops_thread_starts_leaves_no_thread_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next call would start a second thread, which uses the same locks."""
+    start, started, portal = threading.Thread.start, [], Portal()
+
+    def struck(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", struck)
+        with pytest.raises(KeyboardInterrupt):
+            portal.enter()
+    portal.enter()
+    assert [portal._thread] == started
+    portal.leave()
+
+
 def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes in the very moment in which a call has borrowed the loop."""
     portal = Portal()
