@@ -20,11 +20,12 @@ def live(handoff: LoopHandoff, loop: HandoffLoop) -> None:
         handoff.close(loop)
 
 
-def _run_to_end(loop: asyncio.AbstractEventLoop) -> None:
+def _run_to_end(loop: HandoffLoop) -> None:
     """Run ``loop`` until it is stopped, then cancel the remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
-        while not _ran_until_stopped(loop):
+        # What a callback raises in the turn that stops the loop has asyncio forget that.
+        while not _ran_until_stopped(loop) and not loop.stops:
             pass
         tasks = asyncio.all_tasks(loop)
         for task in tasks:

@@ -351,6 +351,27 @@ def test_ctrl_c_as_the_loops_thread_starts_leaves_no_thread_behind(
     portal.leave()
 
 
+@pytest.mark.parametrize("end", [SystemExit(5), KeyboardInterrupt()], ids=repr)
+def test_a_callback_that_raises_as_the_loop_is_stopped_does_not_keep_it(end: BaseException) -> None:
+    def raising() -> None:
+        raise end
+
+    def leaving() -> None:
+        portal.leave()  # the loop stops in its next turn
+        loop.call_soon(raising)
+
+    portal = Portal()
+    loop: Any = portal.enter()
+    loop.set_exception_handler(lambda *_: None)
+    thread: Any = portal._thread
+    loop.call_soon_threadsafe(leaving)
+    thread.join(2)
+    is_alive = thread.is_alive()
+    if is_alive:
+        loop.call_soon_threadsafe(loop.stop)
+    assert not is_alive
+
+
 def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes in the very moment in which a call has borrowed the loop."""
     portal = Portal()
