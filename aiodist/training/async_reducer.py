@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.training.parameters import Parameters, check_optimizer, lists_of, pack, root_of, unpack
 from aiodist.training.reducing import Reducer
 from aiodist.training.rows import Row
+from aiodist.training.started_coroutine import StartedCoroutine
 from aiodist.types import ReduceOp
 
 
@@ -46,9 +48,13 @@ class GradientReducer(Reducer):
         since ``backward()`` made it; gradients then hold anything, and the next step may be tried.
         Cancelled, the step's collectives fail on all ranks.
         """
-        self._launch_rest()
-        self._send()  # what another thread has left, if its call has not come yet
-        return self._finish()
+        try:
+            self._launch_rest()
+            self._send()  # what another thread has left, if its call has not come yet
+        except BaseException:
+            self._cancel()
+            raise
+        return StartedCoroutine(self._finish(), self._cancel)
 
     @contextlib.asynccontextmanager
     async def join(
@@ -103,17 +109,19 @@ class GradientReducer(Reducer):
 
         If ``check`` raises, if the ranks train different parameters, or cancelled, they fail on all ranks.
         """
-        works = self._works()
         try:
             check()
             await _ended(self._first_works())
             self._check_same_parameters()
-            await _ended(works)
+            await _ended(self._works())
         except BaseException:
-            for work in works:
-                work.cancel()
-            self._give_up()
+            self._cancel()
             raise
+
+    def _cancel(self) -> None:
+        """Fail the step's collectives on all ranks; the next step may follow."""
+        _cancel(self._works())
+        self._give_up()
 
     def _start(self, row: Row) -> None:
         def begin() -> Work[None]:
@@ -171,8 +179,18 @@ def broadcast_parameters(
     root = root_of(src, root_rank)
     lists = lists_of(parameters)
     flats = [pack(several) for several in lists]
-    works = [broadcast(flat, root, group) for flat in flats]
-    return _received(works, lists, flats)
+    works: list[Work[None]] = []
+    try:
+        works.extend(broadcast(flat, root, group) for flat in flats)
+    except BaseException:
+        _cancel(works)
+        raise
+    return StartedCoroutine(_received(works, lists, flats), partial(_cancel, works))
+
+
+def _cancel(works: list[Work[None]]) -> None:
+    for work in works:
+        work.cancel()
 
 
 async def _received(
@@ -182,8 +200,7 @@ async def _received(
         for work in works:
             await work
     except BaseException:
-        for work in works:
-            work.cancel()
+        _cancel(works)
         raise
     for several, flat in zip(lists, flats, strict=True):
         unpack(several, flat)
@@ -219,7 +236,7 @@ def broadcast_optimizer_state(
     is_root = current_world().rank == root
     state = [optimizer.state_dict() if is_root else None]
     work = broadcast_object_list(state, root, group, allow_pickle=allow_pickle)
-    return _loaded(work, state, None if is_root else optimizer)
+    return StartedCoroutine(_loaded(work, state, None if is_root else optimizer), work.cancel)
 
 
 async def _loaded(

@@ -14,7 +14,13 @@ import torch
 import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.testing import run_ranks
-from aiodist.training import Compression, GradientReducer, async_reducer, broadcast_parameters
+from aiodist.training import (
+    Compression,
+    GradientReducer,
+    async_reducer,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from aiodist.training.buckets import Bucket
 from tests.torch_backend.programs.ddp import Net
 from tests.training.replicas import (
@@ -330,6 +336,41 @@ async def test_a_cancelled_step_fails_on_all_ranks_and_the_next_succeeds() -> No
         await reducer.synchronize()
 
     await run_ranks(2, one)
+
+
+def given_up_by_close(begun: Any) -> None:
+    begun.close()
+
+
+def given_up_by_a_task(begun: Any) -> None:
+    asyncio.ensure_future(begun).cancel()  # before its first step
+
+
+@pytest.mark.parametrize("give_up", [given_up_by_close, given_up_by_a_task])
+async def test_what_is_cancelled_before_its_first_step_fails_on_all_ranks(
+    give_up: Callable[[Any], None],
+) -> None:
+    async def one(rank: int) -> float:
+        model = fresh(rank)
+        optimizer = optimizer_of(model)
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+        for begin in (
+            reducer.synchronize,
+            lambda: broadcast_parameters(model),
+            lambda: broadcast_optimizer_state(optimizer),
+        ):
+            if rank == 0:
+                give_up(begin())
+            else:
+                with pytest.raises(dist.CollectiveCancelledError):
+                    await begin()
+        await broadcast_parameters(model)
+        loss_of(model, parts(0, 2)[0], extra=True).backward()
+        own = model.extra.weight.grad.clone()
+        await reducer.synchronize()
+        return float((model.extra.weight.grad - own).abs().max())
+
+    assert max(await run_ranks(2, one)) < 1e-6
 
 
 async def test_synchronize_takes_part_at_the_call() -> None:
