@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.groups.work import Work
+from aiodist.sync.coalescing import wait_for_all
 
 
 class Handle:
@@ -24,8 +25,7 @@ class Handle:
 
     def wait(self) -> Any:
         """Return the result when all works have ended; raise the first error."""
-        for work in self._works:
-            work.wait()
+        wait_for_all(self._works)
         if not self._is_made:
             self._result = self._make()
             self._is_made = True

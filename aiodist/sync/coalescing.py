@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -26,14 +27,22 @@ class CoalescingManager:
     def wait(self) -> None:
         """Wait until all have ended; raise the first error, by order of their start."""
         works, self.works = self.works, []
-        errors = []
-        for work in works:
-            try:
-                work.wait()
-            except Exception as error:  # noqa: BLE001  # raised below, once none is under way
-                errors.append(error)
+        wait_for_all(works)
+
+
+def wait_for_all(works: Sequence[Work[Any]]) -> None:
+    """Wait until all ``works`` have ended; raise the first error by their order."""
+    errors: list[BaseException] = []
+    for work in works:
+        try:
+            work.wait()
+        except (Exception, CancelledError) as error:  # noqa: BLE001  # raised once none is under way
+            errors.append(error)
+    try:
         if errors:
             raise errors[0]
+    finally:
+        del errors  # else the error's traceback would hold this frame, and that the errors
 
 
 _current: ContextVar[CoalescingManager | None] = ContextVar("aiodist_coalescing", default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 import aiodist.horovod as hvd
+import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.horovod.handles import Handle
 
 RunHvd = Callable[..., list[Any]]
 
@@ -183,6 +186,25 @@ class Options:
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
+
+
+def test_synchronize_raises_an_error_once_no_operation_is_under_way(run_hvd: RunHvd) -> None:
+    def on_rank(rank: int) -> None:
+        data = torch.ones(1)
+        failing = dist.all_reduce(torch.ones(2 + rank), async_op=True)
+        if rank:
+            with pytest.raises(dist.CollectiveMismatchError):
+                failing.wait()
+            time.sleep(0.05)
+            dist.send(data + 1, 0)
+        else:
+            handle = Handle([failing, dist.irecv(data, 1)], lambda: None)
+            with pytest.raises(hvd.HorovodInternalError):
+                hvd.synchronize(handle)
+            assert hvd.poll(handle)
+            assert data.item() == 2
+
+    run_hvd(2, on_rank)
 
 
 def test_objects_of_any_class_travel(run_hvd: RunHvd) -> None:

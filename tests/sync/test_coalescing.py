@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -78,5 +80,24 @@ def test_the_first_error_is_raised_when_all_have_ended(run_threads: Run) -> None
         with pytest.raises(KeyError), dist._coalescing_manager():
             raise KeyError("the caller's")
         dist.barrier()
+
+    run_threads(2, main)
+
+
+def test_a_cancelled_operation_does_not_hide_one_that_is_under_way(run_threads: Run) -> None:
+    def main(rank: int) -> None:
+        data = np.full(1, 1.0)
+        if rank == 0:
+            with dist._coalescing_manager(async_ops=True) as manager:
+                never = dist.irecv(np.ones(1), 1, tag=5)
+                dist.all_reduce(data)
+            assert never is not None
+            never.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                manager.wait()
+        else:
+            time.sleep(0.05)
+            dist.all_reduce(data)
+        assert data[0] == 2
 
     run_threads(2, main)
