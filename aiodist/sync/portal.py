@@ -526,12 +526,19 @@ def blocking_in_cell(name: str) -> Iterator[None]:
     A cell is expected to block until it is done. In any other running loop a blocking call is a
     mistake that would stop it: raises InvalidUsageError.
     """
-    loop = _running_loop()
     if not _in_notebook():
         raise InvalidUsageError(
             f"{name} of aiodist.sync would block the event loop that runs in this thread; use the "
             f"async API here: import aiodist as dist; await dist.{name}(...)"
         )
+    with without_running_loop():
+        yield
+
+
+@contextmanager
+def without_running_loop() -> Iterator[None]:
+    """Let a call block although an event loop runs in this thread, which stands still meanwhile."""
+    loop = _running_loop()
     _set_running_loop(None)
     try:
         yield

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from aiodist.groups.world import World, use_world
 from aiodist.observe.answering import heed_signal
 from aiodist.p2p.departure import FLUSH_SECONDS
 from aiodist.sync.lifecycle import Member
-from aiodist.sync.portal import portal
+from aiodist.sync.portal import portal, without_running_loop
 from aiodist.types import Backend
 
 T = TypeVar("T")
@@ -146,9 +145,6 @@ class TorchWorld:
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Await ``function(*args)`` on the portal's loop, with this world as the current one."""
-        inside = self._context.copy()
-        if _running_loop() is None:
-            return inside.run(self._portal.run, function, *args)
-        # Torch's calls block, in a notebook's own event loop too; the portal refuses that.
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(inside.run, self._portal.run, function, *args).result()
+        # Torch's calls block, in a coroutine too; the portal refuses that.
+        with without_running_loop():
+            return self._context.copy().run(self._portal.run, function, *args)

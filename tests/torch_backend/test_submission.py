@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.deadline import SIGNAL_SECONDS
+from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing import run_ranks
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.submission import Operation, all_started
+from aiodist.torch_backend.worlds import TorchWorld
 
 
 class SlowLock:
@@ -97,3 +104,30 @@ async def test_an_operation_is_given_up_if_the_next_one_of_its_call_is_refused()
                 await dist.broadcast(2 * x, src=1)
 
     await run_ranks(2, on_rank)
+
+
+def test_ctrl_c_in_a_call_within_a_running_loop_cancels_it() -> None:
+    """As in a notebook's cell: the call waits for the portal's loop while the kernel's stands still."""
+    cancelled = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.sleep(3)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def cell() -> None:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        TorchWorld(World())._run(forever)
+
+    before, handler = current_world(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    with closing(asyncio.new_event_loop()) as loop:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(cell())
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            use_world(before)
+    assert cancelled == [True]
