@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from aiodist.completion import T
@@ -72,8 +73,9 @@ class MixedBackend(CollectiveBackend):
             await backend.ready(deadline)
 
     def close(self) -> None:
-        for backend in self._all:
-            backend.close()
+        with ExitStack() as stack:  # all are closed, whatever one of them raises
+            for backend in reversed(self._all):
+                stack.callback(backend.close)
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self.backend_of(tensor).check_tensor(tensor, writable=writable)

@@ -231,9 +231,11 @@ class _Resident:
         self._why_closed = _CLOSED
         for task in self._calls:
             task.cancel()
-        await self.store.close()
-        if self.server is not None:
-            await self.server.close()
+        try:
+            await self.store.close()
+        finally:
+            if self.server is not None:
+                await self.server.close()
 
     def close_in_child(self) -> None:
         self._why_closed = _INHERITED

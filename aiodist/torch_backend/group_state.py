@@ -224,13 +224,15 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def _close(self, *seconds: float) -> None:
         self._on_drop.detach()
-        if os.getpid() == self._pid:
-            if self._owns_world:
-                self._world.close(*seconds)
-            else:
-                self._world.remove([self._group], *seconds)
-        for completions in list(self._levels.values()):
-            completions.close()
+        try:
+            if os.getpid() == self._pid:
+                if self._owns_world:
+                    self._world.close(*seconds)
+                else:
+                    self._world.remove([self._group], *seconds)
+        finally:
+            for completions in list(self._levels.values()):
+                completions.close()
 
 
 def _forsake(

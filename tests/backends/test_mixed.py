@@ -177,3 +177,23 @@ def test_each_operation_goes_to_the_backend_of_its_device(device: str) -> None:
     mixed = MixedBackend("a mix", {name: cast(Any, Backend(name)) for name in ("cpu", "meta")})
     for operation in ON_THE_FIRST if device == "cpu" else ON_ITS_DEVICE:
         assert cast(Any, mixed.start(operation, 3.0)) == (device, "start", (operation, 3.0), {})
+
+
+def test_all_backends_are_closed_although_one_of_them_raises() -> None:
+    closed: list[str] = []
+
+    class Backend:
+        is_fragile, why_fixed = False, ""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            raise RuntimeError(self.name)
+
+    kinds = ("cpu", "cuda", "meta")
+    mixed = MixedBackend("a mix", {name: cast(Any, Backend(name)) for name in kinds})
+    with pytest.raises(RuntimeError):
+        mixed.close()
+    assert closed == [*kinds]

@@ -7,13 +7,14 @@ import os
 import pickle
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.groups.naming import neighbours
-from aiodist.groups.world import current_world
+from aiodist.groups.world import World, current_world
 from aiodist.testing import run_ranks
 from tests.engine.conftest import RunRanks, engine_of, outcome
 from tests.limits import until
@@ -147,6 +148,21 @@ async def test_abort_of_the_world_leaves_it_empty(ranks: RunRanks) -> None:
 
     results = await ranks(2, quietly)
     assert isinstance(results[1], (dist.GroupRevokedError, dist.PeerLostError))
+
+
+async def test_a_world_closes_all_parts_although_one_of_them_raises() -> None:
+    closed: list[str] = []
+
+    async def close(part: str) -> None:
+        closed.append(part)
+        raise OSError(part)
+
+    world = World()
+    for part in ("store", "memory"):
+        world.on_close(partial(close, part), lambda: None)
+    with pytest.raises(OSError, match="memory"):
+        await world.close()
+    assert closed == ["store", "memory"]
 
 
 async def test_abort_of_one_group_leaves_the_others(inproc: RunRanks) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -211,3 +212,17 @@ def test_a_forked_child_cannot_use_its_parents_store(store: dist.Store) -> None:
     assert text.startswith("DistStoreError: this store belongs to the process that this one was")
     assert text.endswith(", and closed")
     assert store.get("key") == b"of the parent"
+
+
+def test_a_server_ends_although_its_own_store_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def close(_: object) -> None:
+        raise OSError("lost")
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    monkeypatch.setattr(type(store.inner), "close", close)
+    with pytest.raises(OSError, match="lost"):
+        store.close()
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", store.port))
