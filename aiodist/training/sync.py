@@ -261,11 +261,13 @@ def broadcast_parameters(
     root = root_of(src, root_rank)
     lists = lists_of(parameters)
     flats = [pack(several) for several in lists]
-    started = [broadcast(flat, root, group, async_op=True) for flat in flats]
-    works = [work for work in started if work is not None]
-    if len(works) < len(started):
-        return  # a rank outside the group was warned, and its tensors stay as they are
+    works: list[Work[None]] = []
     try:
+        for flat in flats:
+            work = broadcast(flat, root, group, async_op=True)
+            if work is None:
+                return  # a rank outside the group was warned, and its tensors stay as they are
+            works.append(work)
         for work in works:
             work.wait()
     except BaseException:

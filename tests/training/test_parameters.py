@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.errors import CollectiveCancelledError, CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
 from aiodist.training import broadcast_optimizer_state, broadcast_parameters
@@ -97,6 +98,29 @@ def test_a_broadcast_that_failed_leaves_nothing_under_way(
         with pytest.raises(CollectiveMismatchError):
             blocking.broadcast_parameters(tensors)
         assert not current_world().under_way()
+
+    run_threads(2, one)
+
+
+def test_a_tensor_that_cannot_be_broadcast_leaves_nothing_under_way(
+    run_threads: Callable[..., list[Any]],
+) -> None:
+    has_failed = threading.Event()
+
+    def one(rank: int) -> None:
+        if rank == 0:
+            try:
+                with pytest.raises(InvalidUsageError):
+                    blocking.broadcast_parameters(
+                        [torch.ones(1 << 20), torch.ones(1, device="meta")]
+                    )
+                assert not current_world().under_way()
+            finally:
+                has_failed.set()
+        else:
+            has_failed.wait()
+            with pytest.raises(CollectiveCancelledError):
+                blocking.broadcast_parameters([torch.ones(1 << 20)])
 
     run_threads(2, one)
 
