@@ -129,7 +129,7 @@ class Portal:
                 _cancel_in(loop, work)
             raise
         finally:
-            if handoff.sleeper is work:
+            if work is not None and handoff.sleeper is work:
                 handoff.sleeper = None
         return work if drives else self._call(loop, call, blocks)
 
@@ -191,7 +191,7 @@ class Portal:
                 _cancel_in(loop, work)
             raise
         finally:
-            if handoff.sleeper is work:
+            if waits and handoff.sleeper is work:
                 handoff.sleeper = None
         if drives:
             return None

@@ -754,6 +754,37 @@ def test_a_timer_that_is_left_wakes_the_loops_thread_in_its_selector(handoff: An
     assert done.wait(scaled(10))
 
 
+@pytest.mark.parametrize("way", ["apply", "start"])
+def test_a_call_that_does_not_drive_leaves_alone_what_another_thread_sleeps_over(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no loop lock, so the other thread may begin to sleep between a look and a write."""
+    written: list[object] = []
+
+    class Watched(LoopHandoff):
+        sleeper = property(lambda self: None, lambda self, value: written.append(value))
+
+        def acquire(self) -> bool:
+            return False
+
+    monkeypatch.setattr("aiodist.sync.portal.LoopHandoff", Watched)
+    portal = Portal()
+    portal.enter()
+    work = SimpleNamespace(result=lambda: "ended", is_completed=lambda: True, _spin=lambda: None)
+    group: Any = SimpleNamespace(
+        world=SimpleNamespace(its_loop=portal._loop), start=lambda *_: work
+    )
+    try:
+        written.clear()
+        if way == "apply":
+            answer = portal.apply(lambda: work, True, (), {})
+        else:
+            answer = portal.start(False, group, SimpleNamespace(kind="barrier"), None)  # type: ignore[arg-type]
+    finally:
+        portal.leave()
+    assert (answer, written) == ("ended", [])
+
+
 def test_a_loop_that_is_to_stop_is_left_to_its_own_thread(handoff: Any) -> None:
     """Its turns would not sleep, and keep that thread from ending it."""
     until(handoff.acquire)
