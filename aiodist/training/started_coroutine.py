@@ -16,7 +16,8 @@ class StartedCoroutine(Coroutine[Any, Any, None]):
         """``rest``: waits for the operations, and cancels them if it fails; ``cancel()``: cancels them."""
         self._rest = rest
         self._cancel: Callable[[], object] | None = cancel  # None from the first step on
-        self.__name__ = rest.__name__  # for the `repr` of a task
+        # For the `repr` of a task; the coroutine of an ``async def`` has it.
+        self.__name__ = rest.__name__  # type: ignore[attr-defined]
 
     def send(self, value: Any, /) -> Any:
         """Take a step."""
