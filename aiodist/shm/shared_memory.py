@@ -232,15 +232,8 @@ class SharedMemory:
         The room of the own area returns when all of them have recorded this too, or are gone.
         ``all_listed``: whether this rank has found the areas of all.
         """
-        if not self._heads:
-            return
-        listing = self._lists[self.rank]
-        state = listing.state(area)
-        # A member that has laid out none tells the others so, which may keep theirs for it.
-        if state is None and listing.add(area, 0, AreaShape(0, 0)):
-            listing.end(area)
-        if state == AreaState.OPEN:
-            listing.close(area)
+        if self._heads and self._state(self.rank, area) == AreaState.OPEN:
+            self._lists[self.rank].close(area)
             others = set(ranks) - {self.rank}
             self._closing[area] = others
             self._seen[area] = set(others) if all_listed else set()

@@ -109,20 +109,6 @@ def test_no_area_is_freed_while_a_member_may_read_it() -> None:
     close(memories)
 
 
-def test_the_room_comes_back_if_a_member_closed_a_group_that_it_never_used() -> None:
-    memories = met(2)
-    before = memories[0].pages.left
-    memories[0].lay_out(1)
-    assert memories[0].look(1, BOTH) is None
-    assert memories[0].pages.left < before
-    for memory in memories:
-        memory.release_area(1, BOTH, all_listed=False)
-    for memory in memories:
-        memory.reclaim()
-        assert memory.pages.left == before
-    close(memories)
-
-
 def test_groups_leave_room_for_rings() -> None:
     memories = met(3, DEFAULT_BYTES)
     memory, areas = memories[0], 0
