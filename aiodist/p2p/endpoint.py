@@ -38,8 +38,7 @@ DEFAULT_WINDOW = 64 << 20
 """Bytes that a rank buffers, for each peer, of messages without a posted receive."""
 
 _SILENCE_SECONDS = 0.2
-"""Seconds that a receive may wait for a rank without a connection before this rank connects to it.
-"""
+"""Seconds that a receive may wait for a rank without a connection, until this rank connects to it."""
 
 _LAST_WORDS_SECONDS = 0.2
 """Seconds to wait for a goodbye on another stream when a rank refuses connections."""
@@ -105,9 +104,7 @@ class Endpoint:
     # -- rendezvous
 
     async def open(self) -> RankInfo:
-        """Listen on every transport and return this rank's info for the others. Raises
-        DistNetworkError.
-        """
+        """Listen on every transport; return this rank's info for the others. Raises DistNetworkError."""
         close_in_children(self)
         heartbeat_addresses: tuple[str, ...] = ()
         if self._heartbeat is not None:
