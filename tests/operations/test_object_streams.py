@@ -375,8 +375,12 @@ async def test_a_block_that_is_cancelled_while_it_closes_gives_the_stream_up() -
     async def on_rank(rank: int) -> None:
         if rank == 0:
             waiting: list[asyncio.Future[None]] = []
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(send_ahead(waiting), 0.2)
+            ends = asyncio.Event()
+            block = asyncio.ensure_future(send_ahead(waiting, ends))
+            await ends.wait()
+            block.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await block
             left.set()
             with pytest.raises(dist.InvalidUsageError, match="ended the stream"):
                 await waiting[1]
@@ -393,11 +397,12 @@ async def test_a_block_that_is_cancelled_while_it_closes_gives_the_stream_up() -
         async with dist.open_stream(0) as second:
             assert await anext(second) == "again"
 
-    async def send_ahead(waiting: list[asyncio.Future[None]]) -> None:
+    async def send_ahead(waiting: list[asyncio.Future[None]], ends: asyncio.Event) -> None:
         async with dist.open_stream(1) as stream:
             waiting.append(asyncio.ensure_future(stream.send([1, 2])))
             waiting.append(asyncio.ensure_future(stream.send(3)))
             await waiting[0]  # the other one waits for room
+            ends.set()
 
     await run_ranks(2, on_rank, timeout=20)
 
