@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -245,6 +245,15 @@ async def test_a_root_that_uses_its_slot_again_sees_that_another_was_root_there(
     assert "root 1" in str(error)
 
 
+def check_names_both_roots(outcomes: Sequence[Sequence[BaseException | None]]) -> None:
+    errors = [error for each in outcomes for error in each if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "root 0" in str(error)
+        assert "root 1" in str(error)
+
+
 async def test_two_roots_that_only_read_later_see_each_other() -> None:
     """The third rank has begun two further broadcasts before the second root publishes."""
     first, ahead, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -270,13 +279,7 @@ async def test_two_roots_that_only_read_later_see_each_other() -> None:
         await next_works(rank, 3)
         return errors
 
-    outcomes = await run_ranks(3, main, "shm", timeout=20)
-    errors = [error for each in outcomes for error in each if error is not None]
-    assert errors
-    for error in errors:
-        assert isinstance(error, dist.CollectiveMismatchError)
-        assert "root 0" in str(error)
-        assert "root 1" in str(error)
+    check_names_both_roots(await run_ranks(3, main, "shm", timeout=20))
 
 
 async def test_a_root_remembers_its_slot_until_all_others_have_come_to_it() -> None:
@@ -306,13 +309,7 @@ async def test_a_root_remembers_its_slot_until_all_others_have_come_to_it() -> N
         await next_works(rank, 3)
         return errors
 
-    outcomes = await run_ranks(3, main, "shm", timeout=20)
-    errors = [error for each in outcomes for error in each if error is not None]
-    assert errors
-    for error in errors:
-        assert isinstance(error, dist.CollectiveMismatchError)
-        assert "root 0" in str(error)
-        assert "root 1" in str(error)
+    check_names_both_roots(await run_ranks(3, main, "shm", timeout=20))
 
 
 async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> None:

@@ -76,31 +76,39 @@ class Net:
         return {self.members[rank].decision for rank in self.living()}
 
 
+def decided(size: int, seed: int, ends: int, leaving: float) -> tuple[Net, Decision]:
+    """Return what the members decide who enter, and of whom ``ends`` end, at random moments.
+
+    ``leaving``: how likely it is that one who ends closes the group; else it dies.
+    """
+    rng = random.Random(seed * 10 + size)
+    net = Net(size, rng, {})
+    to_enter = list(range(size))
+    rng.shuffle(to_enter)
+    idle = False
+    while to_enter or ends or not idle:
+        choice = rng.random()
+        if choice < 0.15 and to_enter:
+            if (rank := to_enter.pop()) in net.living():
+                net.members[rank].enter()
+            idle = False
+        elif choice < 0.22 and ends:
+            ends -= 1
+            end = net.leave if rng.random() < leaving else net.kill
+            end(rng.choice(net.living()))
+            idle = False
+        else:
+            idle = not net.step()
+    (decision,) = net.decisions()
+    assert decision is not None, seed
+    assert set(net.living()) <= set(decision.members), seed
+    return net, decision
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
 def test_the_living_decide_alike_whenever_the_others_die(size: int) -> None:
     for seed in range(1500 if size > 1 else 1):
-        rng = random.Random(seed * 10 + size)
-        net = Net(size, rng, {})
-        to_enter = list(range(size))
-        deaths = rng.randint(0, size - 1)
-        rng.shuffle(to_enter)
-        idle = False
-        while to_enter or deaths or not idle:
-            choice = rng.random()
-            if choice < 0.15 and to_enter:
-                rank = to_enter.pop()
-                if rank not in net.dead:
-                    net.members[rank].enter()
-                idle = False
-            elif choice < 0.22 and deaths:
-                deaths -= 1
-                net.kill(rng.choice(net.living()))
-                idle = False
-            else:
-                idle = not net.step()
-        (decision,) = net.decisions()
-        assert decision is not None, seed
-        assert set(net.living()) <= set(decision.members), seed
+        net, decision = decided(size, seed, seed % size, 0.0)
         assert list(decision.members) == sorted(decision.members)
         assert decision.value in {f"of {rank}" for rank in net.led}
         for rank in net.living():
@@ -111,28 +119,19 @@ def test_the_living_decide_alike_whenever_the_others_die(size: int) -> None:
 def test_the_others_decide_alike_whenever_members_close_the_group(size: int) -> None:
     """Some die as well."""
     for seed in range(500):
-        rng = random.Random(seed * 10 + size)
-        net = Net(size, rng, {})
-        to_enter = list(range(size))
-        ends = rng.randint(1, size - 1)
-        rng.shuffle(to_enter)
-        idle = False
-        while to_enter or ends or not idle:
-            choice = rng.random()
-            if choice < 0.15 and to_enter:
-                if (rank := to_enter.pop()) in net.living():
-                    net.members[rank].enter()
-                idle = False
-            elif choice < 0.22 and ends:
-                ends -= 1
-                end = net.leave if rng.random() < 0.6 else net.kill
-                end(rng.choice(net.living()))
-                idle = False
-            else:
-                idle = not net.step()
-        (decision,) = net.decisions()
-        assert decision is not None, seed
-        assert set(net.living()) <= set(decision.members), seed
+        decided(size, seed, 1 + seed % (size - 1), 0.6)
+
+
+def test_a_member_that_has_left_becomes_no_coordinator() -> None:
+    net = Net(3, random.Random(1), {})
+    net.members[1].enter()
+    net.leave(1)
+    while net.step():
+        pass
+    net.kill(0)
+    while net.step():
+        pass
+    assert net.led == []
 
 
 def test_an_agreement_takes_four_messages_for_each_member_but_one() -> None:
