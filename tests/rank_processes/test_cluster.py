@@ -51,6 +51,11 @@ class Ranks(Cluster):
         self.changed.set()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def _loop() -> None:
+    """Begins the module's event loop, which the first test would seem to have left behind."""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ranks() -> AsyncIterator[Ranks]:
     async with Ranks(2) as cluster:
