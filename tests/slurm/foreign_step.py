@@ -6,6 +6,7 @@ Imports are done as root, since only root may read this environment's files.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401  # names are looked up in one, and it is imported late
 import encodings.idna  # noqa: F401  # host names are encoded by it, and it is imported late
 import os
 import sys
