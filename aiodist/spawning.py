@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_int, check_list
-from aiodist.launch.environment import job_identity, meeting_environment, rank_environment
+from aiodist.launch.environment import meeting_environment, rank_environment, secret_or_new
 from aiodist.launch.failure import SETTLE, Failure
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.rank_function import call_as_rank
@@ -43,8 +43,7 @@ def spawn(
 
     torch.multiprocessing.spawn does the work. In addition each process finds the variables that
     `init_process_group` needs: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT, AIODIST_SECRET and AIODIST_RUN_ID. This process's own environment is left as it
-    is.
+    MASTER_PORT and AIODIST_SECRET. This process's own environment is left as it is.
 
     Args:
         fn: A function of a module's top level. A coroutine function runs under uvloop, or asyncio
@@ -81,7 +80,10 @@ def spawn(
     start: Callable[..., ProcessContext] = start_processes
     with ExitStack() as stack:
         port = stack.enter_context(reserve_port()).port
-        shared = job_identity(os.environ) | meeting_environment(ADDRESS, port)
+        # No AIODIST_RUN_ID: ranks with different ones do not meet, and fn may have them meet those of
+        # other machines, each of which calls spawn.
+        secret = {"AIODIST_SECRET": secret_or_new(os.environ)}
+        shared = secret | meeting_environment(ADDRESS, port)
         context = start(
             _become_rank,
             (fn, tuple(args), nprocs, shared),

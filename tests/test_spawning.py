@@ -118,7 +118,7 @@ def test_children_find_the_rendezvous_ready_and_run_coroutines_under_uvloop(tmp_
     port, secret, run_id, agent = told[0][5:]
     assert int(port) > 1023
     assert len(bytes.fromhex(secret)) == 32
-    assert run_id != "unset"
+    assert run_id == "unset"  # ranks of several calls, on several machines, may be one job
     assert agent == "unset"
     assert [(tmp_path / f"loop{i}").read_text() for i in range(2)] == ["uvloop"] * 2
 

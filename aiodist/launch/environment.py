@@ -40,11 +40,16 @@ def meeting_environment(address: str, port: int) -> dict[str, str]:
 
 
 def job_identity(base: Mapping[str, str]) -> dict[str, str]:
-    """AIODIST_SECRET and AIODIST_RUN_ID of a job on one host: those in ``base``, or new ones.
+    """AIODIST_SECRET and AIODIST_RUN_ID of a job on one host: those in ``base``, or new ones."""
+    return {
+        "AIODIST_SECRET": secret_or_new(base),
+        "AIODIST_RUN_ID": base.get("AIODIST_RUN_ID") or str(uuid.uuid4()),
+    }
+
+
+def secret_or_new(base: Mapping[str, str]) -> str:
+    """AIODIST_SECRET in ``base``, or 32 random bytes in hex.
 
     An empty value counts as unset: an empty secret would protect nothing.
     """
-    return {
-        "AIODIST_SECRET": job_secret(base).decode() or secrets.token_hex(32),
-        "AIODIST_RUN_ID": base.get("AIODIST_RUN_ID") or str(uuid.uuid4()),
-    }
+    return job_secret(base).decode() or secrets.token_hex(32)
