@@ -6,6 +6,7 @@ file descriptor. Neither reads anything: the supervisor feeds them.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -94,15 +95,18 @@ class Screen:
         self._out = fd
         """What is written to: the same, or the same terminal opened anew."""
         self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        self._while_waiting: Callable[[], None] | None = None
+        self._while_waiting: Callable[[], bool] | None = None
         self._buffer = bytearray()
         self._owner: object = None
         self._shown = b""  # the owner's open line, with its prefix
         self._returned = False  # the open line ended in \r: the next piece replaces it
 
     @contextmanager
-    def calling_while_waiting(self, act: Callable[[], None]) -> Iterator[None]:
-        """In this context, call ``act`` from time to time while a slow reader is waited for."""
+    def calling_while_waiting(self, act: Callable[[], bool]) -> Iterator[None]:
+        """In this context, call ``act`` from time to time while a slow reader is waited for.
+
+        It returns whether a reader that reads nothing is still waited for.
+        """
         self._while_waiting = act
         if self.tty:
             # A terminal that is ready may have room for a byte only, and a write waits for more.
@@ -153,8 +157,8 @@ class Screen:
     def flush(self) -> None:
         """Write all that was put. Waits for a slow reader.
 
-        Raises OSError if it cannot be written: the reader has gone (BrokenPipeError), the terminal
-        has hung up, or the disk is full.
+        Raises OSError if it cannot be written: the reader has gone or is not waited for any more
+        (BrokenPipeError), the terminal has hung up, or the disk is full.
         """
         data, self._buffer = memoryview(self._buffer), bytearray()
         while data:
@@ -174,9 +178,11 @@ class Screen:
         self._buffer.clear()
 
     def _wait_for_room(self) -> None:
-        while not select.select([], [self._out], [], WAIT_SECONDS)[1]:
-            if self._while_waiting is not None:
-                self._while_waiting()
+        poll = select.poll()
+        poll.register(self._out, select.POLLOUT)
+        while not poll.poll(1000 * WAIT_SECONDS):
+            if self._while_waiting is not None and not self._while_waiting():
+                raise BrokenPipeError(errno.EPIPE, "nothing reads the output")
 
 
 class Console:
@@ -206,8 +212,8 @@ class Console:
         self.flush()
 
     @contextmanager
-    def calling_while_waiting(self, act: Callable[[], None]) -> Iterator[None]:
-        """In this context, call ``act`` from time to time while a slow reader is waited for."""
+    def calling_while_waiting(self, act: Callable[[], bool]) -> Iterator[None]:
+        """In this context, call ``act`` while a slow reader is waited for, as `Screen` does."""
         with ExitStack() as stack:
             for screen in {self.stdout, self.stderr}:
                 stack.enter_context(screen.calling_while_waiting(act))

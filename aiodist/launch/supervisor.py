@@ -113,6 +113,7 @@ class Launcher:
             self._watchdog = stack.enter_context(Watchdog())
             inbox = stack.enter_context(SignalInbox(self._on_signal))
             self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
+            stack.enter_context(self._console.calling_while_waiting(self._while_output_waits))
             self._meeting = self._reach_hosts(stack, environment)
             stack.callback(self._release)
             secret, certificates = job_secret(environment), Certificates.from_environ(environment)
@@ -139,7 +140,6 @@ class Launcher:
             return meeting_environment(spec.master_addr or "127.0.0.1", self._port(stack))
         agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog)
         self._agents = stack.enter_context(agents)
-        stack.enter_context(self._console.calling_while_waiting(agents.ping))
         agents.connect(self._selector, environment, spec.master_port)
         while self._signal is None and not agents.are_ready:
             self._step(POLL)
@@ -525,6 +525,17 @@ class Launcher:
                 self._console.say(text)
             except OSError as error:
                 self._lose_output(error)
+
+    def _while_output_waits(self) -> bool:
+        """Do what cannot wait for the reader of the output; return whether to wait for it any longer.
+
+        After a signal to the launcher it is waited for as long as for the ranks.
+        """
+        if self._agents is not None:
+            self._agents.ping()
+        if time.monotonic() >= self._kill_at:
+            self._kill()
+        return self._signal is None or self._kill_at < math.inf
 
     def _lose_output(self, error: OSError) -> None:
         """End the ranks: the output's reader has gone, the terminal has hung up, or the disk is full."""

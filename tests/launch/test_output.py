@@ -173,9 +173,10 @@ def test_while_a_slow_reader_is_waited_for_something_else_is_called(kind, monkey
     screen = Screen(write_end, tty=kind == "terminal")
     called_while_full = threading.Event()
 
-    def act() -> None:
+    def act() -> bool:
         if not select.select([], [write_end], [], 0)[1]:
             called_while_full.set()
+        return True
 
     def read() -> bool:
         was_called = called_while_full.wait(scaled(5))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aiodist.launch import JobSpec, Launcher, run_job
+from aiodist.launch import JobSpec, Launcher, output, run_job
 from aiodist.launch.process import UNKNOWN, RankProcess, Watchdog
 from aiodist.launch.watchdog import surviving
+from tests.limits import scaled
 
 
 def start(*command: str) -> RankProcess:
@@ -99,6 +102,23 @@ def test_output_that_nothing_reads_does_not_fill_the_launchers_memory():
     finally:
         os.close(write_end)
     assert not launcher._console.stdout._buffer
+
+
+def test_a_launcher_that_got_a_signal_ends_although_nothing_reads_its_output(monkeypatch):
+    monkeypatch.setattr(output, "WAIT_SECONDS", 0.01)
+    read_end, write_end = os.pipe()
+    deaf = ("sh", "-c", f"trap '' TERM; exec yes {'y' * 999}")
+    launcher = Launcher(JobSpec(program=deaf, grace=0.01), stdout=write_end, stderr=write_end)
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(launcher.run)
+        try:
+            while select.select([], [write_end], [], 0)[1]:
+                time.sleep(0.001)
+            launcher._on_signal(signal.SIGTERM)
+            assert ended.result(scaled(5)) == 128 + signal.SIGTERM
+        finally:
+            os.close(read_end)  # by which a launcher that still waits ends
+    os.close(write_end)
 
 
 def test_a_failed_rank_of_a_program_that_ignores_sigchld_is_seen(capfd):
