@@ -43,6 +43,9 @@ WAITING = 0.25
 """Seconds between checks whether all remaining processes wait in ``rejoin()`` for ranks that are
 gone."""
 
+LONGEST = 3600.0
+"""The most seconds of one wait for an event: the system refuses to wait for a month."""
+
 LINGER = 0.5
 """Seconds that helpers of a finished rank get to end by themselves."""
 
@@ -233,9 +236,8 @@ class Launcher:
 
     def _step(self, limit: float = math.inf) -> None:
         """Wait for the next event, at most ``limit`` seconds, and handle it."""
-        timeout = min(limit, self._patience())
         looked_at = time.monotonic()
-        for key, _ in self._selector.select(None if timeout == math.inf else timeout):
+        for key, _ in self._selector.select(min(limit, self._patience(), LONGEST)):
             act: Callable[[], None] = key.data
             act()
         now = time.monotonic()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aiodist.launch import JobSpec, Launcher, output, run_job
+from aiodist.launch import JobSpec, Launcher, output, run_job, supervisor
 from aiodist.launch.process import UNKNOWN, RankProcess, Watchdog
 from aiodist.launch.watchdog import surviving
 from tests.limits import scaled
@@ -119,6 +119,12 @@ def test_a_launcher_that_got_a_signal_ends_although_nothing_reads_its_output(mon
         finally:
             os.close(read_end)  # by which a launcher that still waits ends
     os.close(write_end)
+
+
+def test_a_grace_of_months_is_no_error(monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "HEAR", 0.0)
+    program = ("sh", "-c", "[ $RANK = 0 ] && exit 3; exec sleep 60")
+    assert run_job(JobSpec(program=program, nproc=2, grace=1e8)) == 3
 
 
 def test_a_failed_rank_of_a_program_that_ignores_sigchld_is_seen(capfd):
