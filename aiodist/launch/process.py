@@ -171,8 +171,9 @@ class RankProcess:
             if number == signal.SIGINT:
                 self.send_group(number)
             else:
-                # In a signal handler `reap` may have waited for it, and not have noted that.
-                with suppress(ProcessLookupError):
+                # In a signal handler `reap` may have waited for it, and not have noted that. A program
+                # such as sudo belongs to another user.
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(self.pid, number)
 
     def send_group(self, number: int) -> None:

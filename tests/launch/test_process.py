@@ -81,6 +81,20 @@ def test_a_signal_to_a_rank_whose_end_is_being_noted_is_no_error(monkeypatch):
     assert rank.status == 0
 
 
+def test_a_rank_of_another_user_does_not_keep_the_signal_from_the_others(monkeypatch):
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError("Operation not permitted")
+
+    rank = start("sleep", "60")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", refuse)
+            rank.send(signal.SIGTERM)
+    finally:
+        rank.send_group(signal.SIGKILL)
+        rank.close()
+
+
 def test_a_rank_that_another_part_of_the_program_has_waited_for_counts_as_failed():
     rank = start("true")
     os.waitpid(rank.pid, 0)
