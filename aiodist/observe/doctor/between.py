@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistNetworkError
 from aiodist.observe.doctor.facts import Facts, decode_facts, look
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding
 from aiodist.rendezvous import rendezvous
 from aiodist.store import exchange
+from aiodist.transport.tcp import on_own_link
 
 _DIAL_SECONDS = 5.0
 _PAYLOAD = 1 << 20
@@ -57,7 +56,6 @@ async def compare(
     DistNetworkError, DistStoreError.
     """
     deadline = Deadline(seconds)
-    numeric = await asyncio.to_thread(resolve, master)
     place = f"[{master}]" if ":" in master else master
     met = await rendezvous(
         f"tcp://{place}:{port}",
@@ -69,12 +67,13 @@ async def compare(
     )
     try:
         async with await asyncio.start_server(_echo, met.host, 0) as server:
-            address = [met.host, server.sockets[0].getsockname()[1]]
-            mine = json.dumps([look(environ, numeric).encode().decode(), *address]).encode()
+            # Each host has a name of its own for the interface of a link-local address.
+            address = [met.host.partition("%")[0], server.sockets[0].getsockname()[1]]
+            mine = json.dumps([look(environ, met.hosts).encode().decode(), *address]).encode()
             told = await exchange(met.store, node, nodes, mine, deadline, name="doctor/facts")
             others = [json.loads(one) for one in told]
             tries = [
-                await _dial(node, other, host, target_port)
+                await _dial(node, other, on_own_link(host, met.host), target_port)
                 for other, (_, host, target_port) in enumerate(others)
                 if other != node
             ]
@@ -86,16 +85,6 @@ async def compare(
         tuple(decode_facts(facts.encode()) for facts, _, _ in others),
         tuple(Dial(**each) for result in results for each in json.loads(result)),
     )
-
-
-def resolve(name: str) -> str:
-    """Return the numeric address of the master. Raises DistNetworkError."""
-    try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError) as error:
-        raise DistNetworkError(
-            f"the master's name {name!r} does not resolve here ({error}): use its address"
-        ) from None
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -22,7 +22,6 @@ from aiodist.links.interfaces import (
     default_address,
     family_of,
     list_interfaces,
-    route_to,
 )
 from aiodist.rendezvous.meeting import host_identity
 
@@ -47,10 +46,10 @@ class Facts:
 
     ``identity``: equal for processes that reach each other by loopback. ``resolved``: addresses of
     the host's own name, found in ``resolve_seconds``. ``address``: by which other hosts most likely
-    reach it. ``route``: its own address on the route to the master, "" without one. ``chosen``: the
-    addresses ranks would use; ``chosen_error``: why ranks would have no address. ``shm_bytes``:
-    size of /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared memory works.
-    ``open_files``: soft and hard limit, -1 for unlimited. ``versions``: "" for what is absent.
+    reach it. ``chosen``: the addresses ranks would use; ``chosen_error``: why ranks would have no
+    address. ``shm_bytes``: size of /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared
+    memory works. ``open_files``: soft and hard limit, -1 for unlimited. ``versions``: "" for what
+    is absent.
     """
 
     host: str
@@ -61,7 +60,6 @@ class Facts:
     resolve_seconds: float
     links: tuple[Link, ...]
     address: str
-    route: str
     chosen: tuple[str, ...]
     chosen_error: str
     listen_error: str
@@ -88,10 +86,10 @@ def decode_facts(data: bytes) -> Facts:
         raise ProtocolError(f"a host described itself in another way: {error!r}") from None
 
 
-def look(environ: Mapping[str, str], master: str | None = None) -> Facts:
-    """Collect the facts of this host. ``master``: the numeric address that the ranks will meet at."""
+def look(environ: Mapping[str, str], met: Sequence[str] = ()) -> Facts:
+    """Collect the facts of this host. ``met``: its own addresses, if it has met the other hosts."""
     resolved, seconds = _own_name()
-    chosen, chosen_error = _chosen(master, environ)
+    chosen, chosen_error = (tuple(met), "") if met else _chosen(environ)
     return Facts(
         host=socket.gethostname(),
         identity=host_identity(),
@@ -101,7 +99,6 @@ def look(environ: Mapping[str, str], master: str | None = None) -> Facts:
         resolve_seconds=seconds,
         links=_links(),
         address=default_address(),
-        route="" if master is None else route_to(master) or "",
         chosen=chosen,
         chosen_error=chosen_error,
         listen_error=_listening(chosen),
@@ -125,9 +122,9 @@ def _own_name() -> tuple[tuple[str, ...], float]:
     return tuple(addresses), monotonic() - began
 
 
-def _chosen(master: str | None, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+def _chosen(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     try:
-        return choose_hosts(master, environ) or (default_address(),), ""
+        return choose_hosts(None, environ) or (default_address(),), ""
     except DistError as error:
         return (), str(error)
 
@@ -155,11 +152,11 @@ def _listening(addresses: Sequence[str]) -> str:
     """Return why ranks cannot listen at their own address or reach themselves there, or ""."""
     for address in addresses:
         try:
-            with socket.socket(family_of(address), socket.SOCK_STREAM) as listener:
-                listener.bind((address, 0))
-                listener.listen(1)
-                with socket.create_connection(listener.getsockname()[:2], 5):
-                    pass
+            family = family_of(address)
+            place = socket.getaddrinfo(address, 0, family)[0][4]  # with the number of its interface
+            with socket.create_server(place, family=family) as own, socket.socket(family) as caller:
+                caller.settimeout(5)
+                caller.connect(own.getsockname())
         except OSError as error:
             return f"{address}: {error}"
     return ""

@@ -92,7 +92,7 @@ def _network(facts: Facts, *, several: bool) -> Iterator[Finding]:
         return
     yield Finding(OK, "routes", f"ranks use {', '.join(facts.chosen)}")
     outward = {link.name for link in facts.links if not _is_local(link.address)}
-    if several and all(_is_local(address) for address in facts.chosen):
+    if several and all(map(is_loopback, facts.chosen)):
         yield Finding(
             PROBLEM,
             "routes",

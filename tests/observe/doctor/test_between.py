@@ -6,14 +6,16 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import aiodist.commands.doctor as command
 from aiodist.commands.main import main as aiodist
-from aiodist.errors import DistNetworkError, StoreTimeoutError
+from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.links.interfaces import default_address
 from aiodist.observe.doctor import between
-from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between, resolve
+from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, worst
 from tests.limits import scaled
 from tests.observe.doctor.test_host_checks import HEALTHY
@@ -110,20 +112,37 @@ async def test_a_host_that_does_not_come_is_named(port: int) -> None:
         await compare("127.0.0.1", port, 2, 0, 0.2, {})
 
 
-def test_a_master_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_hosts_are_examined_by_the_addresses_by_which_they_met(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many systems give a host's own name the address 127.0.1.1, which ranks do not use."""
+    look_up = socket.getaddrinfo
+
+    def own_name(host: str, *args: Any, **options: Any) -> Any:
+        return look_up("127.0.1.1" if host == "node0" else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", own_name)
+    async with asyncio.timeout(scaled(30)):
+        told, _ = await asyncio.gather(
+            *(compare("node0", port, 2, node, 20, {}) for node in range(2))
+        )
+    assert [host.chosen for host in told.hosts] == [(default_address(),)] * 2
+
+
+async def test_a_master_without_an_address_is_told(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def nobody_knows(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody_knows)  # no packet leaves for a test
-    with pytest.raises(DistNetworkError, match=r"'node0' does not resolve here \(.*not known\)"):
-        resolve("node0")
+    with pytest.raises(DistStoreError, match=r"'node0' does not resolve to .*\(.*not known\)"):
+        await compare("node0", port, 2, 0, 20, {})
 
 
-def test_a_name_that_cannot_be_looked_up_is_told() -> None:
-    with pytest.raises(
-        DistNetworkError, match=r"'node\.\.0' does not resolve here \(.*empty or too"
-    ):
-        resolve("node..0")
+async def test_a_name_that_cannot_be_looked_up_is_told(port: int) -> None:
+    with pytest.raises(DistStoreError, match=r"'node\.\.0' does not resolve to .*\(.*empty or too"):
+        await compare("node..0", port, 2, 0, 20, {})
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,6 @@ HEALTHY = Facts(
         Link("eth1", "10.1.0.1", 1500, "up"),
     ),
     address="10.0.0.1",
-    route="10.0.0.1",
     chosen=("10.0.0.1",),
     chosen_error="",
     listen_error="",
@@ -91,6 +90,11 @@ def test_findings_between_hosts_are_not_reported_for_one_host() -> None:
     assert worst(examine(alone, several=False)) == OK
 
 
+def test_ranks_on_one_link_may_have_link_local_addresses() -> None:
+    findings = examine(replace(HEALTHY, chosen=("fe80::1%eth0",)), several=True)
+    assert worst(findings) == OK
+
+
 def test_a_host_name_that_the_resolver_cannot_encode_has_no_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,17 +108,17 @@ def test_unlimited_files_are_enough() -> None:
 
 
 def test_a_real_look() -> None:
-    facts = look(os.environ, "127.0.0.1")
-    assert facts.chosen
+    facts = look(os.environ, ("127.0.0.1",))
+    assert facts.chosen == ("127.0.0.1",)
     assert facts.chosen_error == facts.listen_error == facts.memfd_error == ""
-    assert facts.route == "127.0.0.1"
+    assert look(os.environ).chosen
     assert facts.versions["torch"]
     assert any(link.address == "127.0.0.1" for link in facts.links)
     assert decode_facts(facts.encode()) == facts
 
 
 def test_an_interface_that_is_not_there_is_told() -> None:
-    facts = look({"AIODIST_SOCKET_IFNAME": "nosuch0"}, "127.0.0.1")
+    facts = look({"AIODIST_SOCKET_IFNAME": "nosuch0"})
     assert facts.chosen == ()
     assert "matches no interface" in facts.chosen_error
 
