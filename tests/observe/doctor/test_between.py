@@ -17,6 +17,7 @@ from aiodist.links.interfaces import default_address
 from aiodist.observe.doctor import between
 from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, worst
+from aiodist.store import Store, exchange
 from tests.limits import scaled
 from tests.observe.doctor.test_host_checks import HEALTHY
 
@@ -78,6 +79,23 @@ async def test_two_hosts_meet_and_dial_each_other(
     assert all(dial.round_trip > 0 and dial.payload > 0 for dial in first.dials)
     told = [finding.what for finding in judge_between(first)]
     assert "nodes 0, 1 are on one host" in told
+
+
+async def test_each_host_that_does_not_answer_has_its_time(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: dict[str, float] = {}
+
+    async def noted(store: Store, *ranks: Any, name: str) -> list[bytes]:
+        left[name] = ranks[3].remaining()
+        return await exchange(store, *ranks, name=name)
+
+    monkeypatch.setattr(between, "exchange", noted)
+    monkeypatch.setattr(between, "_DIAL_SECONDS", 1000.0)
+    async with asyncio.timeout(scaled(30)):
+        await asyncio.gather(*(compare("127.0.0.1", port, 2, node, 20, {}) for node in range(2)))
+    assert left["doctor/facts"] < 20
+    assert left["doctor/dials"] > 1000
 
 
 async def test_data_that_gets_stuck_does_not_keep_the_connection(
