@@ -75,7 +75,8 @@ def plain_program(name: str) -> tuple[str, ...]:
 
 def _find(name: str, places: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
     if places is None:
-        here = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
+        # An installed package comes before a folder here that has no __init__.py.
+        here = importlib.machinery.PathFinder.find_spec(name, ["", *sys.path])
         if here is not None:
             return here
         try:

@@ -176,6 +176,11 @@ def test_a_count_after_the_script_is_noticed(specs, capfd):
     assert specs[1].arguments == ("-n", "4")
 
 
+def test_an_installed_module_is_found_beside_a_folder_of_its_name(specs, tmp_path):
+    (tmp_path / "json").mkdir()
+    assert cli.main(["run", "-m", "json.tool"]) == 0
+
+
 def test_a_module_in_folders_without_init_files_is_found(specs, capfd):
     assert cli.main(["run", "-m", "outer.space.mod"]) == 0
     assert cli.main(["run", "-m", "outer.space.nothing"]) == 2
