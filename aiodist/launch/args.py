@@ -88,6 +88,12 @@ class Parser(argparse.ArgumentParser):
             hint = f" (did you mean {close[0]}?)" if close else ""
             own = "; options of the script itself go after its name" if "script" in args else ""
             raise InvalidUsageError(f"unknown option {name}{hint}{own}")
+        for action in self._actions:
+            if action.nargs == argparse.REMAINDER:
+                rest = getattr(args, action.dest)
+                # argparse takes a "--" away that stands right before the rest.
+                if argv[len(argv) - len(rest) - 1] == "--":
+                    rest.insert(0, "--")
         return args
 
 

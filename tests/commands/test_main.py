@@ -12,6 +12,7 @@ import pytest
 
 import aiodist.commands.main as cli
 import aiodist.commands.run as run_command
+from aiodist.commands.exec import parser as exec_parser
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import launch_parser, run_parser
 from aiodist.launch.counting import process_count
@@ -174,6 +175,13 @@ def test_a_count_after_the_script_is_noticed(specs, capfd):
     assert cli.main(["run", "-n", "2", "train.py", "-n", "4"]) == 0
     assert capfd.readouterr().err == ""
     assert specs[1].arguments == ("-n", "4")
+
+
+def test_a_double_dash_after_the_script_is_the_scripts(specs):
+    for words in (["train.py", "--", "-x"], ["--", "train.py", "-x", "--"], ["train.py", "--"]):
+        assert cli.main(["run", *words]) == 0
+    assert [spec.arguments for spec in specs] == [("--", "-x"), ("-x", "--"), ("--",)]
+    assert exec_parser().read(["sh", "--", "-x"]).arguments == ["--", "-x"]
 
 
 def test_an_installed_module_is_found_beside_a_folder_of_its_name(specs, tmp_path):
