@@ -54,7 +54,10 @@ def main(argv: Sequence[str]) -> int:
         raise InvalidUsageError(
             "--master and --nnodes go together: give both, and start this on each host, or none"
         )
-    findings = _between(args) if args.master else examine(look(os.environ), several=False)
+    if args.master is None:
+        findings = examine(look(os.environ), several=False)
+    else:
+        findings = _between(args)
     shown = [finding for finding in findings if finding.level != OK or not args.quiet]
     sys.stdout.write("".join(f"{finding}\n" for finding in shown))
     level = worst(findings)

@@ -350,7 +350,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
     hosts = _hosts_of(args)
     if hosts and args.trace:
         raise InvalidUsageError("--trace is for a job on this machine: leave it out, or -H")
-    nproc = 1 if hosts else process_count(args.nproc_per_node or "1")
+    count = "1" if hosts or args.nproc_per_node is None else args.nproc_per_node
     if args.module:
         program = module_program(args.script)
     elif args.no_python:
@@ -360,7 +360,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
     return JobSpec(
         program=program,
         arguments=tuple(args.script_args),
-        nproc=nproc,
+        nproc=process_count(count),
         nnodes=nodes.nnodes,
         node_rank=nodes.node_rank,
         hosts=hosts,
