@@ -12,6 +12,8 @@ from aiodist.commands.command_table import COMMANDS, load
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.launch.starting import USAGE_ERROR, open_standard_streams, say
 
+_HELP = frozenset({"-h", "--help", "help"})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``aiodist COMMAND ...``; returns the exit code."""
@@ -37,12 +39,12 @@ def _discard_output() -> None:
 
 def _chosen(argv: Sequence[str]) -> int:
     """Carry out what the command line asks for; return the exit code."""
-    command, rest = (argv[0], argv[1:]) if argv else ("", [])
+    command, *rest = argv or [""]
+    if command in _HELP and rest:
+        command, rest = rest[0], ["--help"]
     if command in COMMANDS:
         return _carry_out(command, rest)
-    if command in ("-h", "--help", "help"):
-        if rest and rest[0] in COMMANDS:
-            return _carry_out(rest[0], ["--help"])
+    if command in _HELP:
         sys.stdout.write(help_text())
         return 0
     if command in ("-V", "--version"):

@@ -108,6 +108,7 @@ MISTAKES = [
     (["frob"], "there is no command 'frob'\nusage: aiodist COMMAND"),
     (["rum", "-n", "2"], "there is no command 'rum': did you mean 'aiodist run'?"),
     (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
+    (["help", "runn"], "there is no command 'runn': did you mean 'aiodist run'?"),
     (["trace"], "required: DIR\n"),
     (["top", "a", "b"], "unexpected argument 'b'"),
     (["why", "--timeout", "inf"], "--timeout must be above 0 and at most 3600, not inf"),
