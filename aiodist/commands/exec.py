@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
@@ -55,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser().read(argv)
     command = [*plain_program(args.program), *args.arguments]
     variables = job_variables(os.environ) | step_variables(os.environ)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and so would the program
     os.execve(command[0], command, dict(os.environ) | variables)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
 
-from aiodist.commands.exec import job_variables
+from aiodist.commands.exec import job_variables, main
 from aiodist.errors import InvalidUsageError
 from tests.launch.conftest import Sandbox
 
@@ -62,6 +64,28 @@ def test_a_rank_alone_has_a_port_of_its_own(sandbox: Sandbox) -> None:
 def test_the_exit_code_is_the_programs(sandbox: Sandbox) -> None:
     code, _, _ = sandbox.run(*EXEC, "sh", "-c", "exit 7", env=mpi(0, 1))
     assert code == 7
+
+
+def test_the_program_does_not_inherit_the_signals_that_python_ignores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = (signal.SIGPIPE, signal.SIGXFSZ)
+    before = [signal.getsignal(number) for number in numbers]
+    found = []
+
+    def execve(*_: object) -> None:
+        found.extend(signal.getsignal(number) for number in numbers)
+
+    monkeypatch.setattr(os, "execve", execve)
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    try:
+        main(["true"])
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert found == [signal.SIG_DFL] * 2
 
 
 def test_slurm_says_everything() -> None:
