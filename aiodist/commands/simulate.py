@@ -11,7 +11,15 @@ from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.launch.quantities import numbers, sizes
 from aiodist.launch.starting import say
-from aiodist.simulate import NETWORKS, Parameters, algorithms_of, operations, report
+from aiodist.simulate import (
+    NETWORKS,
+    Parameters,
+    algorithms_of,
+    algorithms_over_hosts,
+    hosts_of,
+    operations,
+    report,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +29,10 @@ def main(argv: Sequence[str]) -> int:
     if args.per_host < 1:
         raise InvalidUsageError(f"{args.per_host} ranks on a host: there must be one at least")
     for operation in args.operations:
-        algorithms_of(operation)  # whether it exists: all are looked at before the first one runs
+        # Whether it can be simulated: all are looked at before the first one runs.
+        algorithms_of(operation)
+        if args.per_host > 1:
+            algorithms_over_hosts(operation, hosts_of(1, 1))
     for operation in args.operations:
         left_out: list[str] = []
         if args.per_host == 1:

@@ -6,6 +6,8 @@ import argparse
 import re
 from types import MappingProxyType
 
+from aiodist.launch.spec import MOST_RANKS
+
 _SIZE = re.compile(r"(\d+)\s*(|B|K|KiB|M|MiB|G|GiB)")
 MOST_BYTES = 1 << 50
 """The most bytes that a command line may name: 1 PiB."""
@@ -14,10 +16,14 @@ _FACTORS = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 
 def numbers(text: str) -> list[int]:
-    """``8,64``: numbers above 0."""
+    """``8,64``: numbers of ranks, above 0."""
     found = [int(part) for part in text.split(",") if part.isdecimal() and int(part)]
     if len(found) != text.count(",") + 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0: write 8,64,512")
+    if max(found) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"a job has at most {MOST_RANKS:,} ranks, not {max(found):,}"
+        )
     return found
 
 
