@@ -149,7 +149,7 @@ class Picture:
         head, *rows = table([_HEAD, *map(self._row, numbers)]).splitlines()
         clock = time.strftime("%H:%M:%S")
         found = f"job {self.job}: {self.size} ranks, {clock}, the last {self.seconds:.1f} s"
-        lines = [found, "", coloured(_cut(head, width), BOLD, on=colours)]
+        lines = [_cut(found, width), "", coloured(_cut(head, width), BOLD, on=colours)]
         for rank, row in zip(numbers, rows, strict=True):
             codes = [RED] if rank in self.silent else [YELLOW] if rank == worst else []
             lines.append(coloured(_cut(row, width), *codes, on=colours))

@@ -13,6 +13,7 @@ import pytest
 
 from aiodist.commands.main import main as aiodist
 from aiodist.commands.terminal import Frames, has_colours
+from aiodist.commands.top import Picture
 from tests.observe.conftest import Job
 
 SLOW = """
@@ -71,6 +72,13 @@ def test_a_terminal_is_drawn_in_place_until_q(monkeypatch: pytest.MonkeyPatch) -
             assert frames.wait(60)
         monkeypatch.setenv("NO_COLOR", "1")
         assert not has_colours(file)
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    job = "9b2d6a1e-6c1f-4f57-9d0e-0a8f5d0f3c11-97327738"  # a launcher's own name
+    picture = Picture(job, 1, 1.0, {}, {}, {0: "process 14908 has ended"})
+    assert max(map(len, picture.lines(80, colours=False))) == 80
+    assert max(map(len, picture.lines(20, colours=False))) == 20
 
 
 def test_a_file_gets_one_picture_below_the_other(capsys: pytest.CaptureFixture[str]) -> None:
