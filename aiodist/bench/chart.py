@@ -37,23 +37,27 @@ class Row:
     timing: Timing
 
 
-def table(rows: Sequence[Row], against: str | None, *, blocks: bool) -> Iterator[str]:
+def table(
+    rows: Sequence[Row], against: str | None, *, blocks: bool, columns: int | None = None
+) -> Iterator[str]:
     """Yield the lines of a table for each operation.
 
     ``against``: the library that ratios are to, or None. ``blocks``: draw bars of block characters,
-    else of ``#``.
+    else of ``#``. ``columns``: those of a terminal, by which bars are shorter; None for a file.
     """
     for operation in dict.fromkeys(row.case.operation for row in rows):
         mine = [row for row in rows if row.case.operation == operation]
         ratio = f"{'to ' + LABELS[against]:>8}" if against else ""
         yield f"{operation}, {mine[0].case.ranks} ranks"
-        yield f"{'bytes':>10}  {'library':<22}  {'median':>8}  {'mean':>8}  {'p99':>8}  {ratio}"
+        head = f"{'bytes':>10}  {'library':<22}  {'median':>8}  {'mean':>8}  {'p99':>8}  {ratio}"
+        room = BAR if columns is None else min(BAR, columns - len(f"{head}  "))
+        yield head
         for case in dict.fromkeys(row.case for row in mine):
-            yield from _of_case([row for row in mine if row.case == case], against, blocks)
+            yield from _of_case([row for row in mine if row.case == case], against, blocks, room)
         yield ""
 
 
-def _of_case(rows: Sequence[Row], against: str | None, blocks: bool) -> Iterator[str]:
+def _of_case(rows: Sequence[Row], against: str | None, blocks: bool, room: int) -> Iterator[str]:
     longest = max(row.timing.median for row in rows)
     base = next((row.timing.median for row in rows if row.peer == against), None)
     size = size_text(rows[0].case.nbytes) if rows[0].case.nbytes else ""
@@ -61,7 +65,7 @@ def _of_case(rows: Sequence[Row], against: str | None, blocks: bool) -> Iterator
         times = row.timing.median, row.timing.mean, row.timing.p99
         ratio = f"{row.timing.median / base:>8.2f}" if base else " " * 8 * bool(against)
         figures = "  ".join(f"{time_text(time):>8}" for time in times)
-        drawn = bar(row.timing.median / longest, blocks=blocks)
+        drawn = bar(row.timing.median / longest, blocks=blocks, width=room) if room > 0 else ""
         first = size if number == 0 else ""
         yield f"{first:>10}  {LABELS[row.peer]:<22}  {figures}  {ratio}  {drawn}".rstrip()
 

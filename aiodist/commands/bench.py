@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -174,7 +175,8 @@ def _warn_if_busy(ranks: int) -> None:
 def _show(rows: Sequence[Row], against: str | None) -> None:
     colours = has_colours(sys.stdout)
     blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    for line in table(rows, against, blocks=blocks):
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table(rows, against, blocks=blocks, columns=columns):
         is_head = "library" in line and "median" in line
         codes = [BOLD] if is_head else [GREEN] if " aiodist, " in line else []
         sys.stdout.write(coloured(line, *codes, on=colours) + "\n")

@@ -29,6 +29,16 @@ def test_a_table_has_ratios_to_the_other_library_and_bars_to_one_scale() -> None
     assert alone[2].endswith("█" * BAR)
 
 
+@pytest.mark.parametrize("against", ["gloo", None])
+@pytest.mark.parametrize("columns", [200, 80, 60])
+def test_bars_are_as_long_as_the_terminal_has_room_for_them(
+    columns: int, against: str | None
+) -> None:
+    head, line = list(table([row(4, "gloo", 100.0)], against, blocks=False, columns=columns))[1:3]
+    assert line.count("#") == max(0, min(BAR, columns - len(head) - 2))
+    assert len(line) <= max(columns, len(head))
+
+
 @pytest.mark.parametrize(("share", "text"), [(1.0, "████"), (0.5, "██"), (0.53, "██▏"), (0.0, "▏")])
 def test_a_bar_has_eighths_of_a_character(share: float, text: str) -> None:
     assert bar(share, blocks=True, width=4) == text
