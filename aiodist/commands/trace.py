@@ -54,7 +54,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """``aiodist trace DIR -o FILE``; returns the exit code."""
     args = parser().read(argv)
-    if args.map and not args.map.endswith(".svg"):
+    if args.map and Path(args.map).suffix.lower() != ".svg":
         raise InvalidUsageError(f"--map is an SVG picture: name it {Path(args.map).stem}.svg")
     path = Path(args.output)
     check_kind(path)

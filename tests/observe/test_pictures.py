@@ -88,7 +88,7 @@ def test_the_map_has_messages_and_collectives_by_their_meaning() -> None:
 def test_the_command_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for each in parts().values():
         write_part(tmp_path, each)
-    time, ranks = tmp_path / "time.SVG", tmp_path / "map.svg"
+    time, ranks = tmp_path / "time.SVG", tmp_path / "map.SVG"
     assert aiodist(["trace", str(tmp_path), "-o", str(time), "--map", str(ranks)]) == 0
     assert "4 operations of 2 ranks are in" in capsys.readouterr().err
     assert ElementTree.fromstring(time.read_text()).tag == f"{SVG}svg"
