@@ -89,13 +89,13 @@ class TypeRegistry:
 
 def _functions_of(cls: type) -> tuple[Encode, Decode]:
     """Return encode and decode of a dataclass, an enum or a namedtuple."""
+    if issubclass(cls, enum.Flag):
+        return lambda member: member.value, cls
+    if issubclass(cls, enum.Enum):  # which may be a dataclass or a namedtuple as well
+        return lambda member: member.name, lambda name: cls[name]
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
         return _fields_of(names), _maker_of(cls, names)
-    if issubclass(cls, enum.Flag):
-        return lambda member: member.value, cls
-    if issubclass(cls, enum.Enum):
-        return lambda member: member.name, cls.__getitem__
     named = getattr(cls, "_fields", None)
     if issubclass(cls, tuple) and isinstance(named, tuple):
         size = len(named)

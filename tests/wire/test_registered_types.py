@@ -56,6 +56,28 @@ class Mode(enum.Flag):
     WRITE = enum.auto()
 
 
+class Word(enum.StrEnum):
+    YES = "yes"
+
+
+class Octets(bytes, enum.Enum):
+    ONE = b"1"
+
+
+class Side(Pair, enum.Enum):
+    LEFT = 1, 0
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    height: int
+
+
+class Paper(Size, enum.Enum):
+    A4 = 210, 297
+
+
 class Celsius:
     def __init__(self, degrees: float) -> None:
         self.degrees = degrees
@@ -95,6 +117,13 @@ def test_instances_come_back_unchanged(obj: Any) -> None:
 def test_members_of_enums_are_the_receivers_own() -> None:
     assert CODEC.loads(CODEC.dumps(Color.RED)) is Color.RED
     assert type(CODEC.loads(CODEC.dumps(Level.LOW))) is Level
+
+
+@pytest.mark.parametrize("member", [Word.YES, Octets.ONE, Side.LEFT, Paper.A4], ids=str)
+def test_members_of_enums_of_another_class_are_the_receivers_own(member: enum.Enum) -> None:
+    """Strings, bytes and tuples have a way of their own to take an item, and dataclasses have fields."""
+    codec = codec_of(type(member))
+    assert codec.loads(codec.dumps(member)) is member
 
 
 def test_no_initialiser_runs_at_the_receiver() -> None:
