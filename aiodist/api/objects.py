@@ -432,7 +432,8 @@ def register_type(
         ``cls``.
 
     Raises:
-        InvalidUsageError: Another class has the name, or ``encode`` and ``decode`` are missing.
+        InvalidUsageError: Another class has the name, ``encode`` and ``decode`` are missing, or
+            ``cls`` travels as it is, such as a tuple.
         TypeError: An argument has another type.
     """
     current_types().register(cls, encode, decode, name)

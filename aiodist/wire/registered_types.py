@@ -14,9 +14,14 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from aiodist.errors import DistError, InvalidUsageError
+from aiodist.wire.object_types import NATIVE
 
 Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
+
+
+_AS_THEY_ARE = NATIVE | {list, dict, tuple, bytearray}
+"""Classes of which some or all instances are packed without a look at the registry."""
 
 
 class RegisteredType(NamedTuple):
@@ -52,6 +57,10 @@ class TypeRegistry:
         """Register ``cls``; arguments and errors are those of `aiodist.register_type`."""
         if not isinstance(cls, type):
             raise TypeError(f"cls must be a class, not {cls!r}")
+        if cls in _AS_THEY_ARE:
+            raise InvalidUsageError(
+                f"{cls.__name__} travels as it is; register a class of your own"
+            )
         for what, function in (("encode", encode), ("decode", decode)):
             if function is not None and not callable(function):
                 raise TypeError(f"{what} must be a function of one argument, not {function!r}")
@@ -94,6 +103,12 @@ def _functions_of(cls: type) -> tuple[Encode, Decode]:
     if issubclass(cls, enum.Enum):  # which may be a dataclass or a namedtuple as well
         return lambda member: member.name, lambda name: cls[name]
     if dataclasses.is_dataclass(cls):
+        try:
+            object.__new__(cls)
+        except TypeError as error:  # of an exception, a dict and the like
+            raise InvalidUsageError(
+                f"{cls.__qualname__} has more than its fields ({error}): pass encode and decode"
+            ) from None
         names = [field.name for field in dataclasses.fields(cls)]
         return _fields_of(names), _maker_of(cls, names)
     named = getattr(cls, "_fields", None)

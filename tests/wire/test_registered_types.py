@@ -78,6 +78,16 @@ class Paper(Size, enum.Enum):
     A4 = 210, 297
 
 
+@dataclass
+class Failure(Exception):
+    code: int
+
+
+@dataclass
+class Titled(dict[str, int]):
+    title: str
+
+
 class Celsius:
     def __init__(self, degrees: float) -> None:
         self.degrees = degrees
@@ -235,6 +245,21 @@ def test_misuse() -> None:
     types.register(Point, name="p")
     with pytest.raises(InvalidUsageError, match="'p' is registered for Point; pass another name"):
         types.register(Pair, name="p")
+
+
+@pytest.mark.parametrize("cls", [int, str, type(None), list, dict, tuple, bytearray])
+def test_a_class_that_travels_as_it_is_cannot_be_registered(cls: type) -> None:
+    """Of a tuple, for example, the functions would be called for some instances and not for others."""
+    with pytest.raises(InvalidUsageError, match=f"^{cls.__name__} travels as it is"):
+        TypeRegistry().register(cls, repr, cls)
+
+
+@pytest.mark.parametrize("cls", [Failure, Titled])
+def test_a_dataclass_with_more_than_its_fields_needs_functions_of_its_own(cls: type) -> None:
+    with pytest.raises(
+        InvalidUsageError, match=f"{cls.__name__} has more than its fields .*: pass encode"
+    ):
+        TypeRegistry().register(cls)
 
 
 def test_a_class_statement_that_runs_again_replaces_its_class() -> None:
