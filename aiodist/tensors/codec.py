@@ -111,7 +111,7 @@ def _describe(dtype: np.dtype[Any], objects: bool = False) -> bytes:
     text = dtype.str
     # C's long and long long are two dtypes of one width, and dtype.str knows the first only.
     if np.dtype(text).char != dtype.char:
-        text = dtype.char
+        text = text[0] + dtype.char
     return bytes((len(text),)) + text.encode("ascii")
 
 

@@ -92,6 +92,7 @@ def test_requires_grad_and_parameters():
         np.dtype("M8[ns]"),
         np.dtype(object),
         np.dtype("q"),
+        np.dtype("q").newbyteorder(">"),
     ],
     ids=repr,
 )
@@ -110,6 +111,7 @@ def test_sizes_dtypes_devices(obj):
         np.asfortranarray(np.arange(6).reshape(2, 3)),
         np.arange(6)[::-2],
         np.arange(4, dtype=">i2"),
+        *(np.arange(4, dtype=np.dtype(char).newbyteorder(">")) for char in "qQ"),
         np.array(["a", "bcd"]),
         np.array([b"a", b"bcd"]),
         np.array(["2024-01-01", "NaT"], "M8[25s]"),
