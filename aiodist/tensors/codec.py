@@ -36,7 +36,8 @@ class TensorExtension:
         """As the codec's Extension; a TypeError or ValueError says why ``obj`` cannot travel."""
         if type(obj) is np.ndarray:
             return _encode_array(obj)
-        if isinstance(obj, np.generic):
+        # A subclass is none of these: it would come back as its base.
+        if isinstance(obj, np.generic) and type(obj) is obj.dtype.type:
             return _encode_scalar(obj)
         if isinstance(obj, np.dtype):
             return NUMPY_DTYPE, _describe(obj, objects=True), None

@@ -172,6 +172,7 @@ def test_numpy_scalars(scalar):
         (torch.ones(2, device="meta"), "is on meta"),
         (torch.ones(2).as_subclass(type("Sub", (torch.Tensor,), {})), "Sub, which does not"),
         (torch.Generator(), "Generator"),
+        (type("Metres", (np.float64,), {})(3), "Metres, which does not travel"),
     ],
 )
 def test_refused_without_pickle(obj, match):
