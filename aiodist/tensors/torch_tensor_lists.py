@@ -96,7 +96,8 @@ def divide_by_torch(tensor: Tensor, count: int) -> None:
     if data.is_complex():  # by a real number, part by part
         data = torch.view_as_real(data)
     if not data.is_floating_point():
-        data.div_(count, rounding_mode="trunc")
+        wide = data if data.element_size() == 8 else data.long()  # which holds every count
+        data.copy_(wide.div(count, rounding_mode="trunc"))
     elif data.dtype in _EXACT:
         # By a tensor: a GPU multiplies by the reciprocal of a number, which may miss the last bit.
         data.div_(data.new_full((), count))
