@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from aiodist.shm.area_directory import END, AreaDirectory, AreaState
 from aiodist.shm.doorbell import Doorbell, open_doorbell, ring
@@ -52,7 +53,9 @@ host. The smallest segment still has room for an area beside them."""
 class SharedMemory:
     """The shared memory of one rank. Call ``create``, then ``meet`` with the descriptions of all ranks."""
 
-    def __init__(self, rank: int, segment: Segment) -> None:
+    def __init__(
+        self, rank: int, segment: Segment, doorbell: Doorbell, thread_bell: Doorbell
+    ) -> None:
         self.rank = rank
         self._own = segment
         self._segments: dict[int, Segment] = {rank: segment}
@@ -68,16 +71,23 @@ class SharedMemory:
         self._seen: dict[int, set[int]] = {}  # by such an area: members that have listed it
         self._places: dict[int, int] = {}  # of the ranks of this host in the tables of rings
         self._ends: list[RingReader | RingWriter] = []
-        self.doorbell = Doorbell()
+        self.doorbell = doorbell
         """Another rank of this host has called `ring` for this rank's loop."""
-        self.thread_bell = Doorbell()
+        self.thread_bell = thread_bell
         """Another rank has called `ring` for a thread that is blocked in an operation."""
         self._doorbells: dict[tuple[int, bool], int] = {}  # open ones of other ranks
 
     @classmethod
     def create(cls, rank: int, nbytes: int) -> SharedMemory:
         """Create a segment of ``nbytes``. Raises OSError if this system has no such memory."""
-        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)))
+        with ExitStack() as made:  # each needs descriptors, of which there may be too few
+            segment = Segment.create(max(nbytes, MIN_BYTES))
+            made.callback(segment.close)
+            doorbell = Doorbell()
+            made.callback(doorbell.close)
+            memory = cls(rank, segment, doorbell, Doorbell())
+            made.pop_all()
+        return memory
 
     @property
     def description(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from aiodist.shm import area_directory
@@ -41,6 +44,26 @@ def test_ranks_of_high_numbers_share_memory() -> None:
         assert memory.could_share(ranks)
         assert isinstance(memory.look(7, ranks), list)
     close(list(memories.values()))
+
+
+@pytest.mark.parametrize("pipes", [0, 1])
+def test_memory_for_which_descriptors_are_missing_leaves_none_open(
+    monkeypatch: pytest.MonkeyPatch, pipes: int
+) -> None:
+    """The segment and ``pipes`` doorbells find some."""
+    left, make = [None] * pipes, os.pipe2
+
+    def pipe2(flags: int) -> tuple[int, int]:
+        if not left:
+            raise OSError(errno.EMFILE, "Too many open files")
+        left.pop()
+        return make(flags)
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pipe2", pipe2)
+    with pytest.raises(OSError, match="Too many open files"):
+        SharedMemory.create(0, MIB)
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_room_of_more_groups_than_fit_and_than_can_be_listed_comes_back() -> None:
