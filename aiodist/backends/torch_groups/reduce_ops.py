@@ -13,6 +13,7 @@ import torch.distributed
 from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import DType, reduction
+from aiodist.tensors.reduction import factor_of
 from aiodist.tensors.torch_memory import TORCH_DTYPES
 from aiodist.tensors.torch_tensor_lists import divide_by_torch
 from aiodist.types import RedOpType, ReduceOp
@@ -72,14 +73,13 @@ def reducing(op: ReduceOp, dtype: DType, size: int, kind: TorchKind) -> Reducing
         )
     prepare = finish = None
     if op.kind is RedOpType.PREMUL_SUM:
-        prepare = _multiplier(op.factor, dtype, kind)
+        prepare = _multiplier(factor_of(op.factor, dtype), dtype, kind)
     elif op.kind is RedOpType.AVG:
         finish = partial(divide_by_torch, count=size)
     return Reducing(getattr(torch.distributed.ReduceOp, name), seen, prepare, finish)
 
 
-def _multiplier(factor: Any, dtype: DType, kind: TorchKind) -> Change:
-    value = factor.item() if hasattr(factor, "item") else factor
+def _multiplier(value: complex, dtype: DType, kind: TorchKind) -> Change:
     if isinstance(value, complex) and dtype.name == "complex32":
         raise InvalidUsageError(
             f'"{kind.name}" cannot multiply complex32 by a complex factor; convert to complex64, '

@@ -8,7 +8,9 @@ import torch
 from torch.distributed import HashStore
 
 import aiodist as dist
-from aiodist.backends.torch_groups.kinds import Nccl, all_say, check_devices
+from aiodist.backends.torch_groups.kinds import Gloo, Nccl, all_say, check_devices
+from aiodist.backends.torch_groups.reduce_ops import reducing
+from aiodist.tensors import dtype_named
 
 
 def test_ranks_that_share_a_gpu_are_named_with_the_way_out() -> None:
@@ -53,6 +55,14 @@ def test_an_error_of_nccl_gets_advice() -> None:
     assert Nccl().explain(text).startswith(text)
     assert 'use backend "aiodist"' in Nccl().explain(text)
     assert Nccl().explain("unhandled cuda error") == "unhandled cuda error"
+
+
+def test_a_float_is_multiplied_by_an_integer_beyond_64_bits_as_in_our_own_engine() -> None:
+    plan = reducing(dist.ReduceOp.premul_sum(10**20), dtype_named("float32"), 2, Gloo())
+    data = torch.ones(2)
+    assert plan.prepare is not None
+    plan.prepare(data)
+    assert data.tolist() == torch.tensor([1e20, 1e20]).tolist()
 
 
 def test_a_gpu_counts_once_for_each_of_nccls_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
