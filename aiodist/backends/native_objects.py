@@ -171,7 +171,7 @@ class NativeObjects:
             if buffer is not None:
                 await load_gradually(self._group, buffer)
                 await self._run(channel, Broadcast(root, buffer.view))
-                return buffer.owner
+                return operation.tensor
             made = empty_like_message(*decode_meta(bytes(described)))
             await self._run(channel, Broadcast(root, made.view))
             return made.owner

@@ -161,6 +161,16 @@ async def test_tensors_of_shapes_that_only_their_senders_know(
     await run_ranks(3, on_rank, transport, timeout=20)
 
 
+async def test_the_source_of_broadcast_new_gets_what_it_passed() -> None:
+    given = np.ones((1, 2)).view(np.matrix)
+
+    async def on_rank(rank: int) -> None:
+        got = await dist.broadcast_new(None if rank else given, 0)
+        assert (got is given) == (rank == 0)
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
 async def test_broadcast_new_wants_a_tensor_of_its_source_alone() -> None:
     async def on_rank(rank: int) -> None:
         with pytest.raises(dist.InvalidUsageError, match="only the source"):
