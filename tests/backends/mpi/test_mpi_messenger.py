@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiodist.backends.mpi.gate import Gate
-from aiodist.backends.mpi.mpi_messenger import _HEAD, SHORT, MpiMessenger
+from aiodist.backends.mpi.mpi_messenger import _HEAD, _KINDS, SHORT, MpiMessenger
 from aiodist.backends.mpi.poller import Poller, Request
 from aiodist.errors import DistBackendError
 from aiodist.p2p.matching import Recv
@@ -59,6 +60,12 @@ def test_a_send_ends_with_its_last_request(
         request.complete(None)
     assert message.done
     assert message.error is None
+
+
+def test_the_page_on_mpi_says_which_tags_travel() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "mpi.md").read_text()
+    for library, largest in (("MPICH", 2**29 - 1), ("Open MPI", 2**31 - 1)):
+        assert f"{largest // _KINDS // 10**6} million with {library}" in page
 
 
 async def test_a_payload_that_mpi_refuses_to_receive_fails_its_receive_alone() -> None:
