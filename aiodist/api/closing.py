@@ -40,7 +40,6 @@ async def destroy_process_group(group: Group | None = None) -> None:
     groups = world.groups if chosen is world.default else [chosen]
     lonely = [(w, w._describe()) for each in groups for w in each.under_way() if not w._is_awaited]
     if chosen is world.default:
-        world.check_loop()
         error = await close_world(world)
         world.destroyed = True
     else:
@@ -66,7 +65,6 @@ async def abort_process_group(group: Group | None = None) -> None:
     world, chosen = _chosen(group)
     if chosen is None:
         return
-    world.check_loop()
     if world.observer is not None:
         world.observer.dump_scheduled()
     aborted = world.groups if chosen is world.default else [chosen]
@@ -82,12 +80,19 @@ async def abort_process_group(group: Group | None = None) -> None:
 
 
 def _chosen(group: Group | None) -> tuple[World, GroupEngine | None]:
-    """Return this task's world and the group to close, None where there is nothing to close."""
+    """Return this task's world and the group to close, None where there is nothing to close.
+
+    Raises InvalidUsageError outside the event loop of the group.
+    """
     world = current_world()
     if world.abandon_if_orphaned():
         return world, None
     chosen = world.find(group)
-    return world, None if isinstance(chosen, NonGroupMember) else chosen
+    if isinstance(chosen, NonGroupMember):
+        return world, None
+    if world.its_loop is not None:  # a destroyed process group has no loop
+        world.check_loop()
+    return world, chosen
 
 
 async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> Exception | None:

@@ -103,3 +103,16 @@ async def test_a_cancelled_destroy_leaves_no_socket_open(turns: int) -> None:
         left.set()
 
     await run_ranks(2, main, "tcp")
+
+
+async def test_a_subgroup_is_destroyed_in_its_own_event_loop_alone() -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group()
+        with pytest.raises(dist.InvalidUsageError, match="in another event loop"):
+            await asyncio.to_thread(asyncio.run, dist.destroy_process_group(group))
+        await dist.barrier(group)
+        await dist.destroy_process_group()
+        await dist.destroy_process_group(group)  # it is over already
+        await dist.abort_process_group(group)
+
+    await run_ranks(2, main)
