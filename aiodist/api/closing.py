@@ -45,7 +45,8 @@ async def destroy_process_group(group: Group | None = None) -> None:
     else:
         error = await close_groups(world, [chosen])
     for work, what in lonely:
-        if isinstance(work.exception(), GroupClosedError):
+        if isinstance(work._error, GroupClosedError):  # else it is told as that of any other work
+            work.exception()
             log.warning("%s had not ended when its group was destroyed; it was never awaited", what)
     if error is not None:
         raise error

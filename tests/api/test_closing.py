@@ -105,6 +105,19 @@ async def test_a_cancelled_destroy_leaves_no_socket_open(turns: int) -> None:
     await run_ranks(2, main, "tcp")
 
 
+async def test_an_unawaited_error_that_comes_while_its_group_closes_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def forgetful(rank: int) -> None:
+        dist.all_reduce(np.ones(3 + rank))
+
+    with pytest.warns(RuntimeWarning, match="was never awaited"):
+        await run_ranks(2, forgetful)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert all("was not awaited: ranks disagree about operation 0" in text for text in said)
+
+
 async def test_a_subgroup_is_destroyed_in_its_own_event_loop_alone() -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group()
