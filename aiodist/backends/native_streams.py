@@ -130,10 +130,10 @@ class Stream(ObjectStream):
             try:
                 await self.close()
             except BaseException as failed:
-                self._stop(summary_of(failed))  # else the peer would wait for the end
+                self._give_up(summary_of(failed))  # else the peer would wait for the end
                 raise
         else:
-            self._stop(summary_of(error))
+            self._give_up(summary_of(error))
 
     async def __anext__(self) -> Any:
         while True:
@@ -180,8 +180,8 @@ class Stream(ObjectStream):
             self._end("")
 
     async def close(self) -> None:
+        self._stop_reading("")  # first: a send may wait until the peer reads, or closes in turn
         await self.end()
-        self._stop("")
 
     # -- sending
 
@@ -200,8 +200,8 @@ class Stream(ObjectStream):
             raise InvalidUsageError("this rank has ended the stream: it sends no more")
         # A peer that has closed the stream may leave the job at once: that is no loss.
         if not self._peer_reads:
-            if self._why_stopped:
-                raise self._abandoned(self._why_stopped)
+            if why := self._why_stopped or self._why_ended:
+                raise self._abandoned(why)
             raise StreamClosedError(f"rank {self._to} has closed the stream: it receives no more")
         self._check_error()
 
@@ -275,16 +275,20 @@ class Stream(ObjectStream):
                 self._flush()
                 self._say(END, why.encode(errors="replace"))
 
-    def _stop(self, why: str) -> None:
-        """Send the end marker, and take no more items. ``why``: the reason for giving up."""
+    def _give_up(self, why: str) -> None:
+        """Send the end marker, and take no more items. ``why``: the reason."""
         self._end(why)
+        self._stop_reading(why)
+        self._wake(self._writers)
+
+    def _stop_reading(self, why: str) -> None:
+        """Take no more items. ``why``: the reason for giving the stream up, if it is."""
         if self._reading:
             self._reading = False
             self._buffer.clear()
             if self._error is None and not self._peer_ended:
                 self._say(STOP, why.encode(errors="replace"))
         self._wake(self._readers)
-        self._wake(self._writers)
 
     # -- receiving
 

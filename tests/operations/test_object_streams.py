@@ -289,6 +289,25 @@ async def test_a_receiver_that_closes_stops_the_sender(transport: str) -> None:
     await run_ranks(2, on_rank, transport, timeout=60)
 
 
+async def test_ranks_that_close_at_once_end_the_sends_that_wait_for_each_other() -> None:
+    both_wait = asyncio.Barrier(2)
+
+    async def produce(stream: dist.ObjectStream) -> None:
+        while True:
+            await stream.send("more than the peer reads")
+
+    async def on_rank(rank: int) -> None:
+        async with dist.open_stream(1 - rank, window=1) as stream:
+            producing = asyncio.ensure_future(produce(stream))
+            await until(lambda: stream._granted and not stream._items and stream._writers)  # type: ignore[attr-defined]
+            await both_wait.wait()
+        with pytest.raises(dist.StreamClosedError, match=f"rank {1 - rank} has closed the stream"):
+            await producing
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(2, on_rank)
+
+
 async def test_a_receiver_that_closes_and_leaves_has_closed_the_stream() -> None:
     """Its end, of which the sender learns a moment later, is no loss to the sender."""
 
