@@ -51,11 +51,13 @@ class DistError(RuntimeError):
         return partial(type(self), **self._fields), (self.message,)
 
     def again(self) -> Self:
-        """Return a new error with the same text and fields.
+        """Return a new error with the same text and fields; one of the program's own classes as it is.
 
         If many operations raised one error object, it would collect all their tracebacks and keep
         alive what their frames hold.
         """
+        if type(self).__module__.partition(".")[0] != __package__:
+            return self  # a class of the program's, whose constructor may take anything
         make, args = self.__reduce__()
         copy: Self = make(*args)
         copy.__cause__ = self.__cause__

@@ -31,9 +31,9 @@ class Outcome:
 
     def _travelling(self) -> DistError:
         error = self.error
-        if isinstance(error, DistError):
-            return error
         assert error is not None  # `encode` has looked
+        if isinstance(error, DistError) and type(error).__module__ == DistError.__module__:
+            return error
         return WorkerError(
             f"the handler raised on rank {self.rank}: {summary_of(error)}",
             rank=self.rank,

@@ -213,6 +213,35 @@ async def test_an_exception_whose_text_cannot_be_made_reaches_the_caller():
     assert answer == "good"
 
 
+class Refused(dist.DistError):
+    """An error of the user's, whose constructor takes no text."""
+
+    def __init__(self):
+        super().__init__("no such model")
+
+
+@pytest.mark.parametrize("culprit", [0, 1], ids=["leader", "worker"])
+async def test_a_dist_error_of_the_users_reaches_the_caller(culprit):
+    async def worker():
+        async def forward(requests):
+            if dist.get_rank() == culprit:
+                raise Refused
+            return requests
+
+        return forward
+
+    async def lead(service):
+        with pytest.raises(dist.DistError, match="no such model") as caught:
+            await service.call(1)
+        return caught.value
+
+    error = await serve(2, lead, worker)
+    if culprit == 0:
+        assert type(error) is Refused
+    else:
+        assert (error.rank, error.kind) == (1, "Refused")
+
+
 class End(BaseException):
     """As pytest.fail raises it."""
 
