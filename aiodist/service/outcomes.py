@@ -140,8 +140,12 @@ class Round:
     def error(self) -> Exception | None:
         """The error for the callers: that of the rank that failed by itself, where one did.
 
-        The other ranks' collectives fail because of it, with an error that says less.
+        The other ranks' collectives fail because of it, with an error that says less. If the leader
+        failed in the same way, it is the leader's own error, whichever rank was first.
         """
         errors = [outcome.error for outcome in self._outcomes if outcome.error is not None]
         own = [error for error in errors if not isinstance(error, CollectiveError)]
-        return next(iter(own or errors), None)
+        first = next(iter(own or errors), None)
+        kind = first.kind if isinstance(first, WorkerError) else type(first).__name__
+        mine = None if self.mine is None else self.mine.error
+        return mine if type(mine).__name__ == kind else first
