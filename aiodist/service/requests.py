@@ -35,7 +35,9 @@ class Request:
 
     def fail(self, error: Exception) -> None:
         """Raise ``error`` at the caller."""
-        self.succeed(error.again() if isinstance(error, DistError) else error)
+        if isinstance(error, DistError):
+            error = error.again().with_traceback(error.__traceback__)  # with the handler's line
+        self.succeed(error)
 
 
 class Admission(Request):

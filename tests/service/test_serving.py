@@ -7,6 +7,7 @@ import contextvars
 import gc
 import importlib
 import math
+import traceback
 from functools import partial
 
 import numpy as np
@@ -240,6 +241,21 @@ async def test_a_dist_error_of_the_users_reaches_the_caller(culprit):
         assert type(error) is Refused
     else:
         assert (error.rank, error.kind) == (1, "Refused")
+
+
+async def test_an_error_of_aiodist_in_the_handler_shows_the_line_that_raised_it():
+    async def worker():
+        async def forward(requests):
+            await dist.broadcast(np.ones(1))
+
+        return forward
+
+    async def lead(service):
+        with pytest.raises(dist.InvalidUsageError, match="pass src") as caught:
+            await service.call(1)
+        return [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+    assert "forward" in await serve(1, lead, worker)
 
 
 class End(BaseException):
