@@ -54,6 +54,9 @@ class Service:
         self._world = current_world()
         self._group = handle_of(self._world.default_group())
         self._queue = RequestQueue()
+        self._closed = ServiceClosedError(
+            "the service has ended on this rank: it answers no more requests"
+        )
         self._leader = _NO_RANK
         self._handler: Handler
         self._prepared: list[int] = []  # the ranks that the handler was made for
@@ -107,7 +110,8 @@ class Service:
             PeerLostError: The group ended in the middle of its batch. Whether its effects took
                 place is not known then. GroupRevokedError says the same.
             TypeError: The request cannot travel.
-            ServiceClosedError: The service has ended.
+            ServiceClosedError: The service has ended. Its ``__cause__`` is the error that has ended it
+                on this rank, if one has.
             InvalidUsageError: On another rank, in another event loop, or inside ``worker`` or the
                 handler.
         """
@@ -209,7 +213,7 @@ class Service:
                 f"rank {self._leader} leads the service: call() and grow() are for that rank alone"
             )
         if self._queue.is_closed:
-            raise _closed()
+            raise self._closed.again()
 
     async def _submit(self, request: Request) -> Any:
         async with self._changed:
@@ -229,9 +233,12 @@ class Service:
                 except (GroupEndedError, CollectiveCancelledError):
                     await self._note(serving=False)
                     self._group = await shrink(self._group)
+        except Exception as error:
+            self._closed.__cause__ = error
+            raise
         finally:
             self._is_over = True
-            self._queue.close(_closed())
+            self._queue.close(self._closed)
             await self._note(serving=False)
 
     async def _serve(self) -> bool:
@@ -284,7 +291,7 @@ class Service:
 
     async def _leave(self) -> None:
         """End the service if this rank leads it, now or later; return when it has ended."""
-        self._queue.close(_closed())
+        self._queue.close(self._closed)
         await self.until_closed()
 
     async def _abandon(self) -> None:
@@ -293,10 +300,6 @@ class Service:
         await asyncio.wait({self._running})
         if not self._running.cancelled():
             self._running.exception()  # the block's own error is raised
-
-
-def _closed() -> ServiceClosedError:
-    return ServiceClosedError("the service has ended on this rank: it answers no more requests")
 
 
 @asynccontextmanager

@@ -689,6 +689,21 @@ async def test_a_worker_without_a_handler_ends_the_service_with_a_sentence(worke
     await run_ranks(2, main)
 
 
+async def test_callers_hear_what_has_ended_the_service():
+    async def worker():
+        raise KeyError("no such model")
+
+    async def main(rank):
+        async with dist.serving(worker) as service:
+            for _ in ("waits for the service", "comes later"):
+                with pytest.raises(dist.ServiceClosedError) as caught:
+                    await service.call(1)
+                assert isinstance(caught.value.__cause__, KeyError)
+
+    with pytest.raises(KeyError, match="no such model"):
+        await run_ranks(1, main)
+
+
 async def test_callers_are_told_that_the_handler_must_be_an_async_function():
     async def worker():
         return list
