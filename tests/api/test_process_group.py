@@ -137,6 +137,41 @@ async def test_a_block_that_raises_frees_the_other_ranks() -> None:
     assert not dist.is_initialized()
 
 
+async def test_a_block_that_is_cancelled_as_it_ends_leaves_nothing_open() -> None:
+    in_block = asyncio.Event()
+    blocks: list[asyncio.Future[None]] = []
+
+    async def main(rank: int, store: dist.Store) -> None:
+        block = asyncio.ensure_future(one_block(rank, store))
+        blocks.append(block)
+        if rank == 0:
+            await in_block.wait()  # the next step of the block is its end
+            block.cancel()
+            await asyncio.wait(blocks)
+            assert block.cancelled()
+        else:
+            await block
+
+    async def one_block(rank: int, store: dist.Store) -> None:
+        try:
+            async with dist.process_group(store=store, rank=rank, world_size=2) as group:
+                if rank == 0:
+                    waiting = asyncio.ensure_future(group.barrier())
+                    await asyncio.sleep(0)
+                    in_block.set()
+                else:
+                    await group.recv(np.zeros(1), 0)
+        except dist.DistError:
+            assert rank == 1
+        finally:
+            assert not dist.is_initialized()
+            if rank == 0:
+                with pytest.raises(dist.GroupClosedError):
+                    await waiting
+
+    assert await ranks_of(2, main) == [None, None]
+
+
 async def test_a_block_may_destroy_its_group() -> None:
     async with dist.process_group(rank=0, world_size=1):
         await dist.destroy_process_group()
