@@ -119,14 +119,14 @@ def new_subgroups(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> Work[tuple[Group, list[Group]]]:
-    """Divide a group into groups of consecutive ranks.
+    """Divide a group into groups of consecutive ranks, or of the ranks of each host.
 
     All ranks of the group call it, in one order with other collectives. Cancelled, it fails on
     all ranks.
 
     Args:
         group_size: Ranks in each part, which divides the group's size. None makes one part for
-            each host, if all hosts have equally many ranks.
+            each host.
         group: The group to divide; None is the default group.
         timeout: Limit of the groups' operations: seconds or a timedelta; None is the parent group's
             timeout.
@@ -146,14 +146,14 @@ def new_subgroups(
     world = current_world()
     parent = world.group_here(group)
     if group_size is None:
-        size = _ranks_per_host(world, parent)
+        parts = _ranks_by_host(world, parent)
     else:
         size = check_int(group_size, "group_size")
-    if not 0 < size <= parent.size or parent.size % size:
-        raise InvalidUsageError(
-            f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
-        )
-    parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.size, size)]
+        if not 0 < size <= parent.size or parent.size % size:
+            raise InvalidUsageError(
+                f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
+            )
+        parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.size, size)]
     settings = Settings(pg_options)
     return _subgroups(world, parent, parts, timeout, backend, group_desc, settings)
 
@@ -467,11 +467,8 @@ def _words(plans: bytes | memoryview) -> str:
     return ", ".join(f"{name} = {ranks}" for name, ranks in msgpack.unpackb(plans))
 
 
-def _ranks_per_host(world: World, parent: GroupEngine) -> int:
-    hosts: dict[str, int] = {}
+def _ranks_by_host(world: World, parent: GroupEngine) -> list[list[int]]:
+    hosts: dict[str, list[int]] = {}
     for rank in parent.ranks:
-        host = world.endpoint.host_of(rank)
-        hosts[host] = hosts.get(host, 0) + 1
-    if len(set(hosts.values())) != 1:
-        raise InvalidUsageError("pass group_size: the hosts have different numbers of ranks")
-    return next(iter(hosts.values()))
+        hosts.setdefault(world.endpoint.host_of(rank), []).append(rank)
+    return list(hosts.values())

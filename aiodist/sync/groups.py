@@ -72,7 +72,7 @@ def new_subgroups(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Divide a group into groups of consecutive ranks.
+    """Divide a group into groups of consecutive ranks, or of the ranks of each host.
 
     All ranks of the group call it, in one order with other collectives. Cancelled, it fails on
     all ranks.
@@ -81,7 +81,7 @@ def new_subgroups(
 
     Args:
         group_size: Ranks in each part, which divides the group's size. None makes one part for
-            each host, if all hosts have equally many ranks.
+            each host.
         group: The group to divide; None is the default group.
         timeout: Limit of the groups' operations: seconds or a timedelta; None is the parent group's
             timeout.

@@ -207,6 +207,17 @@ async def test_new_subgroups() -> None:
     await run_ranks(6, on_rank, timeout=LIMIT)
 
 
+async def test_new_subgroups_without_a_size_are_the_ranks_of_each_host() -> None:
+    async def on_rank(number: int) -> None:
+        own, every = await dist.new_subgroups()
+        ranks = [(0, 2), (1,)][number % 2]
+        assert own.ranks == ranks
+        assert every.index(own) == number % 2
+        assert await total(number, own) == sum(ranks)
+
+    await run_ranks(3, on_rank, timeout=LIMIT, hosts=[7, 3, 7])
+
+
 async def test_new_subgroups_by_enumeration() -> None:
     async def on_rank(number: int) -> None:
         own, every = await dist.new_subgroups_by_enumeration([[4, 0], [2, 1]])
