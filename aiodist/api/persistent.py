@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.groups.argument_checks import check_rank
+from aiodist.groups.argument_checks import check_list, check_rank
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import (
     AllGatherSingle,
@@ -168,7 +168,11 @@ def all_to_all_single_init(
         InvalidUsageError: The arguments do not fit together.
     """
     into, out_of = (
-        None if sizes is None else tuple(sizes) for sizes in (output_split_sizes, input_split_sizes)
+        None if sizes is None else tuple(check_list(sizes, name))
+        for name, sizes in (
+            ("output_split_sizes", output_split_sizes),
+            ("input_split_sizes", input_split_sizes),
+        )
     )
     operation = AllToAllSingle(output, input, into, out_of)
     return PersistentCollective(current_world().group_here(group), operation)
