@@ -39,7 +39,8 @@ async def sync_state(
     of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
     gets the source's parameters. Missing entries are added, and entries that the source does not
     have are removed. A rank that had tensors of another dtype or shape, or under other names, or
-    that cannot be written, logs a warning: its model does not get the source's.
+    that cannot be written, logs a warning: its model does not get the source's. A namedtuple stays
+    one where this rank has one of as many fields.
 
     After a failure or a cancellation the state is a mixture: call it again on a group that works.
 
@@ -163,7 +164,8 @@ class _Rebuilding:
         old += [None] * (len(content) - len(old))
         items = [self.part(each, old[i], f"{place}[{i}]") for i, each in enumerate(content)]
         if kind == _TUPLE:
-            return tuple(items)
+            alike = isinstance(mine, tuple) and len(mine) == len(items)
+            return getattr(mine, "_make", tuple)(items) if alike else tuple(items)
         if isinstance(mine, list):
             mine[:] = items
             return mine

@@ -24,7 +24,8 @@ def sync_state(
     of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
     gets the source's parameters. Missing entries are added, and entries that the source does not
     have are removed. A rank that had tensors of another dtype or shape, or under other names, or
-    that cannot be written, logs a warning: its model does not get the source's.
+    that cannot be written, logs a warning: its model does not get the source's. A namedtuple stays
+    one where this rank has one of as many fields.
 
     After a failure or a cancellation the state is a mixture: call it again on a group that works.
 

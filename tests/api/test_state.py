@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -85,6 +85,23 @@ async def test_containers_keep_their_kind_and_their_identity() -> None:
         assert got["c"][2] == ()
         assert got[4] == {"deep": {"x": True}}
         assert tuple(got["none"].shape) == (0, 3)
+
+
+class Moments(NamedTuple):
+    """As optimizers keep them."""
+
+    first: Any
+    second: Any
+
+
+async def test_a_namedtuple_stays_one_on_the_ranks_that_have_it() -> None:
+    async def main(rank: int) -> Any:
+        state = {"moments": Moments(np.full(2, rank), [rank])} if rank < 2 else {}
+        return (await dist.sync_state(state, src=1))["moments"]
+
+    for rank, got in enumerate(await run_ranks(3, main)):
+        assert type(got) is (Moments if rank < 2 else tuple)
+        assert (got[0].tolist(), got[1]) == ([1, 1], [1])
 
 
 @pytest.mark.parametrize(
