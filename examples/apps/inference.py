@@ -61,17 +61,23 @@ def application(service: dist.Service, stop: asyncio.Event, limit: float) -> web
 
 
 async def accept_clients(service: dist.Service, port: int, limit: float) -> None:
-    """Serve HTTP until a client asks for the end. A client that hangs up cancels its request."""
+    """Serve HTTP until a client asks for the end, or the service ends by an error.
+
+    A client that hangs up cancels its request.
+    """
     stop = asyncio.Event()
     runner = web.AppRunner(application(service, stop, limit), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     print(f"listening on 127.0.0.1:{port}", flush=True)
+    tasks = [asyncio.create_task(wait) for wait in (stop.wait(), service.until_closed())]
     growing = asyncio.create_task(take_in(service))
     try:
-        await stop.wait()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        growing.cancel()
+        for task in (growing, *tasks):
+            task.cancel()
+        await asyncio.gather(growing, *tasks, return_exceptions=True)
         await runner.cleanup()
 
 

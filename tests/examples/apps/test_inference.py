@@ -81,6 +81,9 @@ class Waiting:
     async def until_leader(self):
         return False
 
+    async def until_closed(self):
+        await asyncio.Event().wait()
+
 
 @pytest.fixture
 def imported(monkeypatch):
@@ -130,6 +133,18 @@ async def test_a_client_that_hangs_up_cancels_its_request(imported, ports, app, 
         await service.came.wait()
         asking.cancel()
         await service.cancelled.wait()
+
+
+class Failed(Waiting):
+    """A service that an error has ended."""
+
+    async def until_closed(self):
+        raise RuntimeError("no memory for the model")
+
+
+async def test_the_server_ends_when_its_service_has_ended(imported, ports):
+    async with asyncio.timeout(scaled(30)):
+        await imported("inference").accept_clients(Failed(), ports[0], limit=60)
 
 
 async def listening(port):
