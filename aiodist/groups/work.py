@@ -434,7 +434,10 @@ class Work(Coroutine[Any, Any, T]):
             except asyncio.CancelledError:
                 self._give_up()
                 raise
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # as in result()
 
     # -- as a coroutine, for tasks: each step looks anew for the end, so any number of them may run it
 
@@ -450,7 +453,11 @@ class Work(Coroutine[Any, Any, T]):
         if self._yields:
             self._yields = False
             return None
-        raise StopIteration(self.result())
+        try:
+            result = self.result()
+        finally:
+            del self  # as in result()
+        raise StopIteration(result)
 
     def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None, /) -> Any:
         """Raise an error where the task waits; CancelledError cancels the operation."""

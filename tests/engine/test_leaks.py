@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,28 @@ async def test_the_tensor_of_a_cancelled_receive_or_send_is_free(
         assert freed() is None
 
     await ranks(2, main)
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("as_task", [False, True])
+async def test_an_await_that_fails_keeps_nothing_of_its_caller(
+    inproc: RunRanks, as_task: bool
+) -> None:
+    async def caller(rank: int) -> weakref.ref[Array]:
+        _local, freed = watched(1)
+        operation = partial(dist.irecv, np.zeros(1), 1 - rank, timeout=0.01)
+        try:
+            await (asyncio.ensure_future(operation()) if as_task else operation())
+        except dist.CollectiveTimeoutError:
+            return freed
+        raise AssertionError("no error")
+
+    async def main(rank: int) -> None:
+        freed = await caller(rank)
+        await dist.barrier()
+        assert freed() is None
+
+    await inproc(2, main)
 
 
 async def test_nothing_runs_and_nothing_is_kept_after_the_ranks_have_ended(
