@@ -16,7 +16,7 @@ from typing import Any
 
 from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import SIGNAL_SECONDS, Deadline, to_seconds
-from aiodist.errors import DistError, InvalidUsageError
+from aiodist.errors import DistError, InvalidUsageError, PeerLostError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext, Sleeper
 from aiodist.groups.work_future import WorkFuture
@@ -146,6 +146,8 @@ class Work(Coroutine[Any, Any, T]):
             # The frames it came through hold the tensors and, in a circle, the error itself.
             # Its message says all; an error of another class keeps them, to be looked into.
             error.__traceback__ = None
+        if isinstance(error, PeerLostError):  # of the peer: all that waits for it fails by it
+            error = error.again()
         # No longer known once it is over.
         waiting_for = () if error is None else context.waiting_for()
         try:

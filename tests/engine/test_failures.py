@@ -769,6 +769,29 @@ async def test_one_error_is_not_raised_by_many(inproc: RunRanks) -> None:
     await inproc(2, main)
 
 
+async def test_each_message_to_a_rank_that_has_left_raises_an_error_of_its_own(
+    inproc: RunRanks,
+) -> None:
+    """The rank's own would keep what the frames of its last caller hold."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            return
+        into = np.zeros(1)
+        works = [dist.irecv(into, 1), dist.irecv(into, 1, tag=1)]
+        errors = [await outcome(work) for work in works]
+        errors += [await outcome(dist.isend(into, 1)) for _ in range(2)]
+        assert all(isinstance(error, dist.PeerLostError) for error in errors)
+        assert len(set(map(str, errors))) == 1
+        known = current_world().endpoint.error_of(1)
+        assert known is not None
+        assert known.__traceback__ is None
+        assert len({id(error) for error in (known, *errors)}) == 5
+
+    await inproc(2, main)
+
+
 def _depth(error: BaseException) -> int:
     depth, frame = 0, error.__traceback__
     while frame is not None:
