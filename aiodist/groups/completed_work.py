@@ -23,6 +23,7 @@ class CompletedWork(Work[T]):
     _context = None
     _driver = None
     _deadline_in = None
+    _traceback = None
     _unheard = None
     _retrieved = True
     _site = None

@@ -56,6 +56,7 @@ class Work(Coroutine[Any, Any, T]):
         "_retrieved",
         "_site",
         "_source",
+        "_traceback",
         "_unheard",
         "_unread",
         "_value",
@@ -176,6 +177,8 @@ class Work(Coroutine[Any, Any, T]):
 
     def _settle(self, value: T | None, error: BaseException | None) -> None:
         self._value, self._error = value, error
+        # Each call of result() begins with it, and does not show the frames of earlier calls.
+        self._traceback = None if error is None else error.__traceback__
         # _done first, then the callbacks: a thread that appends its own looks at _done afterwards and
         # takes it back if it is still there. So it is called once, here or there, without a lock.
         self._done = True
@@ -255,7 +258,7 @@ class Work(Coroutine[Any, Any, T]):
             self._unread = None
             return self._value  # type: ignore[return-value]
         try:
-            raise error
+            raise error.with_traceback(self._traceback)
         finally:
             del error, self  # else the error's traceback would hold this frame, and that it
 

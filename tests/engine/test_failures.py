@@ -792,6 +792,23 @@ async def test_each_message_to_a_rank_that_has_left_raises_an_error_of_its_own(
     await inproc(2, main)
 
 
+async def test_each_await_of_a_failed_operation_shows_its_own_frames_alone(
+    inproc: RunRanks,
+) -> None:
+    async def main(rank: int) -> None:
+        work = dist.irecv(np.zeros(1), 1 - rank, timeout=0.01)
+        depths = []
+        for _ in range(3):
+            error = await outcome(work)
+            assert isinstance(error, dist.CollectiveTimeoutError)
+            depths.append(_depth(error))
+        assert len(set(depths[1:])) == 1
+        assert depths[0] == depths[1]
+        await dist.barrier()
+
+    await inproc(2, main)
+
+
 def _depth(error: BaseException) -> int:
     depth, frame = 0, error.__traceback__
     while frame is not None:
