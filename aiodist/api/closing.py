@@ -24,8 +24,8 @@ async def destroy_process_group(group: Group | None = None) -> None:
 
     Operations under way have 5 seconds to finish, receives none. Then they fail with
     GroupClosedError, and those without an ``await`` are logged. If a rank is silent (stopped, for
-    example), the call takes up to 8 seconds. Afterwards ``init_process_group`` may be called
-    again.
+    example), the call takes up to 8 seconds. Cancelled, it closes without that time. Afterwards
+    ``init_process_group`` may be called again.
 
     Args:
         group: The group to close. None or the default group closes all.
@@ -99,11 +99,15 @@ def _chosen(group: Group | None) -> tuple[World, GroupEngine | None]:
 async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> Exception | None:
     """Close all groups of ``world`` and its connections, with ``seconds`` for what is under way.
 
-    Returns what `close_groups` does.
+    Returns what `close_groups` does. Cancelled, it closes all without that time.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    error = await close_groups(world, world.groups, seconds)
+    try:
+        error = await close_groups(world, world.groups, seconds)
+    except BaseException:
+        await world.close(0.0)
+        raise
     await world.close(max(0.0, end - loop.time()))
     return error
 
@@ -113,12 +117,14 @@ async def close_groups(
 ) -> Exception | None:
     """Close some of ``world``'s groups, after ``seconds`` for what is under way in them.
 
-    Returns the first `GroupEngine.disagreement` of theirs, if there is any.
+    Returns the first `GroupEngine.disagreement` of theirs, if there is any. Cancelled, it closes them
+    without that time.
     """
-    await _quiet(groups, seconds)
-    errors = [error for each in groups if (error := each.disagreement()) is not None]
-    for each in groups:
-        world.remove(each)
+    with contextlib.ExitStack() as stack:  # each is closed, whatever comes before
+        for each in reversed(groups):
+            stack.callback(world.remove, each)
+        await _quiet(groups, seconds)
+        errors = [error for each in groups if (error := each.disagreement()) is not None]
     return errors[0] if errors else None
 
 

@@ -82,6 +82,45 @@ async def test_all_that_the_world_holds_is_given_back_though_one_part_of_it_is_n
     assert given_back == ["second"]
 
 
+async def test_a_cancelled_destroy_ends_what_is_under_way_and_closes_all() -> None:
+    over = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        if rank == 0:
+            work = dist.isend(np.ones(1 << 18), 1, group)  # nobody receives it
+            for closed in (group, None):
+                leaving = asyncio.create_task(dist.destroy_process_group(closed))
+                await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.wait([leaving])
+                assert leaving.cancelled()
+                assert isinstance(work.exception(), dist.GroupClosedError)
+                if closed is not None:
+                    work = dist.isend(np.ones(1 << 18), 1)
+            assert not dist.is_initialized()
+            over.set()
+        await over.wait()
+
+    await run_ranks(2, main)
+
+
+async def test_all_groups_are_closed_although_one_of_them_raises() -> None:
+    def stuck() -> None:
+        raise OSError("it is stuck")
+
+    async def main(rank: int) -> None:
+        groups = [await dist.new_group([0]) for _ in range(3)]
+        engines = [group._engine for group in groups if isinstance(group, dist.ProcessGroup)]
+        engines[1].backend.close = stuck  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="stuck"):
+            await dist.destroy_process_group()
+        assert all(engine.is_closed for engine in engines)
+        assert not dist.is_initialized()
+
+    await run_ranks(1, main)
+
+
 @pytest.mark.parametrize("turns", range(1, 7))
 async def test_a_cancelled_destroy_leaves_no_socket_open(turns: int) -> None:
     """Also while a connection to the other rank is being made. What stays open fails the test."""
