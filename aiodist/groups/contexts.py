@@ -478,5 +478,6 @@ class MessageContext:
         if self.from_any_rank:
             done({})  # to ask all for what may come from one would make a list of the whole job
         else:
-            self._status_query = self._group.status_queries.new_number()
-            self._group.status_queries.call(self._status_query, ranks, done)
+            queries = self._group.status_queries
+            self._status_query = self._status_query or queries.new_number()
+            queries.call(self._status_query, ranks, done)

@@ -79,7 +79,9 @@ class StatusQueries:
         return self._last
 
     def call(self, number: int, ranks: Sequence[int], done: Callable[[Answers], None]) -> None:
-        """Ask the global ``ranks``."""
+        """Ask the global ``ranks``, unless that has been done: an operation may have two timeouts."""
+        if number in self._by_number:
+            return
         asked = self._endpoint.query_status(self._group, number, ranks)
         absent = set(ranks).difference(asked)
         self._by_number[number] = StatusQuery(self._loop, asked, absent, done)

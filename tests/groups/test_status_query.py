@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
+import aiodist as dist
 from aiodist.groups import status_query
 from aiodist.groups.status_query import Answers, StatusQuery
+from aiodist.groups.world import current_world
 from aiodist.p2p.endpoint_events import Presence
+from aiodist.testing import run_ranks
 
 THERE = Presence(entered=True)
 ELSEWHERE = Presence(entered=False, last="barrier(), operation 3", now="is in no operation")
@@ -64,3 +68,23 @@ async def test_a_dropped_status_query_says_nothing(
     StatusQuery(asyncio.get_running_loop(), [1], [], results.append).drop()
     await asyncio.sleep(0.01)
     assert results == []
+
+
+@pytest.mark.parametrize("operation", ["collective", "message"])
+async def test_an_operation_with_two_timeouts_asks_once_and_leaves_no_query(operation: str) -> None:
+    over = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            queries = current_world().default_group().status_queries
+            work = dist.irecv(np.zeros(1), 1) if operation == "message" else dist.barrier()
+            for seconds in (1, 2):  # that of a wait() and its own come in one turn of the loop
+                work._expire(seconds)
+            assert len(queries._by_number) == 1
+            with pytest.raises(dist.CollectiveTimeoutError, match="timed out after 1 s"):
+                await work
+            assert not queries._by_number
+            over.set()
+        await over.wait()
+
+    await run_ranks(2, main)
