@@ -102,6 +102,9 @@ class DeferredWork(Work[T]):
     def _waiting_for(self) -> Sequence[int]:
         return () if self._begun is None else self._begun._waiting_for()
 
+    def _describe(self) -> str:
+        return self.__name__ if self._begun is None else self._begun._describe()
+
     def is_completed(self) -> bool:
         self._start_soon()  # a thread may ask again and again, and do nothing else
         return super().is_completed()

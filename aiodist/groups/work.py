@@ -517,10 +517,8 @@ class Work(Coroutine[Any, Any, T]):
         return waiter
 
     def __repr__(self) -> str:
-        context = self._context
         if not self._done:
-            what = context.describe() if context is not None else "that is ending"
-            return f"<Work {what}: running>"
+            return f"<Work {self._describe()}: running>"
         return f"<Work: {'done' if self._error is None else repr(self._error)}>"
 
     def __del__(self) -> None:
