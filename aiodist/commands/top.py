@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -153,8 +154,10 @@ class Picture:
         for rank, row in zip(numbers, rows, strict=True):
             codes = [RED] if rank in self.silent else [YELLOW] if rank == worst else []
             lines.append(coloured(_cut(row, width), *codes, on=colours))
-        conclusion = _cut(self._conclusion(worst), width)
-        return [*lines, "", coloured(conclusion, *([YELLOW] * (worst is not None)), on=colours)]
+        conclusion = self._conclusion(worst)
+        codes = [YELLOW] * (worst is not None)
+        told = [conclusion] if width is None else textwrap.wrap(conclusion, width)
+        return [*lines, "", *(coloured(line, *codes, on=colours) for line in told)]
 
     def _row(self, rank: int) -> tuple[str, ...]:
         if rank in self.silent:
