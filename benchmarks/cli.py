@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from aiodist.bench.cases import OPERATIONS
+from aiodist.commands.output_file import check_output
+from aiodist.errors import InvalidUsageError
 from aiodist.launch.quantities import numbers, sizes
 from benchmarks.cases import FULL, QUICK, STANDARD, Suite
 from benchmarks.machine import busy, describe
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = options.command or "bench"
     if rest and command != "micro":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if "output" in options:
+        _check(options.output)
     if command == "rank":
         from benchmarks.rank import serve
 
@@ -150,6 +154,15 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("peers")
     rank.add_argument("--pin", action="store_true")
     return parser
+
+
+def _check(output: Path) -> None:
+    """Leave with a sentence, before anything is measured, if the results could not be written."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        check_output("--output", output)
+    except (OSError, InvalidUsageError) as error:
+        raise SystemExit(str(error)) from None
 
 
 def _named_peers(options: argparse.Namespace) -> tuple[str, ...]:

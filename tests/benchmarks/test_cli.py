@@ -19,11 +19,14 @@ from benchmarks.cli import main
         ("--peers math:Peer", "Peer"),
         ("--operations all", "no operation all; there are all_reduce"),
         ("--fast", "unrecognized arguments: --fast"),
+        ("--output /proc", "--output /proc: no file can be written there (Is a directory)"),
+        ("--output /proc/no/file", "/proc/no"),
     ],
 )
 def test_invalid_arguments_are_refused(
-    words: str, said: str, capsys: pytest.CaptureFixture[str]
+    words: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("benchmarks.run.run", None)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--quick", *words.split()])
     assert said in f"{ended.value} {capsys.readouterr().err}"
