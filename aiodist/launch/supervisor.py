@@ -97,6 +97,10 @@ class Launcher:
             raise DistError("the path of the Python interpreter (sys.executable) is not known")
         began = time.monotonic()
         with ExitStack() as stack:
+            # What may refuse the job comes before the files of an earlier run are replaced.
+            environment = self.spec.shared_environment()
+            secret, certificates = job_secret(environment), Certificates.from_environ(environment)
+            port = None if self.spec.hosts else self._port(stack)
             self._outlets = stack.enter_context(
                 Outlets(
                     self._console,
@@ -106,7 +110,6 @@ class Launcher:
                     tell=self._say,
                 )
             )
-            environment = self.spec.shared_environment()
             if self.spec.limits_threads():
                 self._say(
                     "aiodist: OMP_NUM_THREADS=1 is set for each rank, so that they do not fight "
@@ -117,9 +120,11 @@ class Launcher:
             inbox = stack.enter_context(SignalInbox(self._on_signal))
             self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
             stack.enter_context(self._console.calling_while_waiting(self._while_output_waits))
-            self._meeting = self._reach_hosts(stack, environment)
+            if port is None:
+                self._meeting = self._reach_hosts(stack, environment)
+            else:
+                self._meeting = meeting_environment(self.spec.master_addr or "127.0.0.1", port)
             stack.callback(self._release)
-            secret, certificates = job_secret(environment), Certificates.from_environ(environment)
             restarts = Restarts(self.spec.max_restarts, secret, certificates)
             self._restarts = stack.enter_context(restarts)
             self._environment = environment
@@ -139,8 +144,6 @@ class Launcher:
     def _reach_hosts(self, stack: ExitStack, environment: dict[str, str]) -> dict[str, str]:
         """Get all hosts ready to start ranks; return the variables that say where the ranks meet."""
         spec = self.spec
-        if not spec.hosts:
-            return meeting_environment(spec.master_addr or "127.0.0.1", self._port(stack))
         agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog)
         self._agents = stack.enter_context(agents)
         agents.connect(self._selector, environment, spec.master_port)

@@ -147,11 +147,14 @@ def test_a_missing_script_is_told_in_any_version_of_python(missing: str) -> None
         run_parser().error(f"the following arguments are required: {missing}")
 
 
-def test_a_port_in_use_is_told_before_anything_starts(capfd):
+def test_a_port_in_use_is_told_before_anything_starts(capfd, tmp_path):
+    log = tmp_path / "rank0.log"
+    log.write_text("of the job that runs")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        assert cli.main(["run", "--master-port", port, "train.py"]) == 2
+        assert cli.main(["run", "--log-dir", ".", "--master-port", port, "train.py"]) == 2
         assert f"port {port} is already in use" in capfd.readouterr().err
+    assert log.read_text() == "of the job that runs"
 
 
 def test_only_node_0_needs_the_port(capfd):
