@@ -72,7 +72,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 def _scale(tensor: Tensor, factor: float) -> None:
     if factor != 1.0:
-        tensor.copy_(tensor * factor)  # out of place: an integer takes no factor in place
+        # Out of place: an integer takes no factor in place. A long integer has too many digits for float32.
+        inexact = tensor.is_floating_point() or tensor.is_complex()
+        tensor.copy_((tensor if inexact else tensor.double()) * factor)
 
 
 @torch.no_grad()

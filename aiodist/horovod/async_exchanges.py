@@ -221,12 +221,12 @@ def sparse_allreduce_async(
     gathered = grouped_allgather_async(
         [mine.indices().t().contiguous(), mine.values()], name, process_set
     )
-    divisor = dist.get_world_size(process_set.group()) if op is Average else 1
+    n_ranks = dist.get_world_size(process_set.group())
 
     def finish() -> Tensor:
         indices, values = gathered.wait()
-        return torch.sparse_coo_tensor(
-            indices.t(), values / divisor, tensor.shape, check_invariants=True
-        )
+        if op is Average:
+            values = values / n_ranks  # integers become floats by it
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True)
 
     return Handle(gathered._works, finish)

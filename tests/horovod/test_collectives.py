@@ -139,6 +139,20 @@ def test_sparse_tensors_are_averaged(run_hvd: RunHvd) -> None:
     run_hvd(2, on_rank)
 
 
+def test_long_integers_keep_their_digits(run_hvd: RunHvd) -> None:
+    number = (1 << 40) + 2
+
+    def on_rank(rank: int) -> None:
+        dense = torch.tensor([number])
+        sparse = torch.sparse_coo_tensor([[rank]], dense, (2,), check_invariants=True)
+        total = hvd.synchronize(hvd.sparse_allreduce_async(sparse, op=hvd.Sum))
+        assert total.to_dense().tolist() == [number] * 2
+        assert hvd.allreduce(dense, op=hvd.Max, prescale_factor=0.5).tolist() == [number // 2]
+        assert hvd.allreduce(dense, op=hvd.Max, postscale_factor=3.0).tolist() == [number * 3]
+
+    run_hvd(2, on_rank)
+
+
 def test_gradients_go_through_collectives(run_hvd: RunHvd) -> None:
     def on_rank(rank: int) -> None:
         x = torch.full((2,), rank + 1.0, requires_grad=True)
