@@ -13,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.sync.torch_group import SharedWorld
@@ -200,11 +201,12 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         devices: Any = None,
     ) -> Self | None:
         """Return the group of some of this group's ranks; only these need to call it."""
-        if self.rank() not in ranks:
+        chosen = sorted(check_ranks(ranks, self.size(), "the group"))
+        if self.rank() not in chosen:
             return None
-        chosen = self.members(sorted(ranks))
-        label = name or f"{self._group.group_name}:split"
-        part = self.subgroup(label, chosen, timeout)
+        # The ranks are in it: a rank may be in parts that others are not in, and makes more of them.
+        label = name or f"{self._group.group_name}:split:{chosen}"
+        part = self.subgroup(label, self.members(chosen), timeout)
         part.setGroupName(label)
         part.setGroupDesc(desc or "")
         self._parts.append(part)  # C++ does not keep the Python half of it

@@ -83,6 +83,14 @@ def splitting(rank: int, size: int) -> None:
     part.allreduce([t]).wait()
     assert t.item() == sum(half)
     part.shutdown()
+    for pair in ([0, 1], [1, 2], [0, 2]):
+        if rank in pair:
+            t = torch.tensor([float(rank)])
+            dist.group.WORLD.split_group(pair).allreduce([t]).wait()
+            assert t.item() == sum(pair)
+    for wrong in ([0, 0], [-1, 0], [0, size], []):
+        with pytest.raises(RuntimeError, match="rank"):
+            dist.group.WORLD.split_group(wrong)
 
 
 def split_by_torch(rank: int, size: int) -> None:
