@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from aiodist.api.process_group import handle_of
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import NonGroupMember
@@ -113,7 +114,7 @@ class Reducer(ABC):
         _check_free(trained)
         buffers = check_tensors(buffers, "buffers")
         self._prepare()
-        self._group = group
+        self._group = handle_of(members)  # not None, which would be another group after `shrink`
         self._own_rank = members.rank
         self._n_ranks = members.size
         self._ranks = members.ranks  # global

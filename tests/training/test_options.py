@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import aiodist
 from aiodist.errors import InvalidUsageError
 from aiodist.testing import run_ranks
 from aiodist.training import GradientReducer as AsyncReducer
@@ -79,6 +80,24 @@ def test_gradients_of_several_backwards_are_sent_once(run_threads: RunThreads) -
             (loss_of(alone, part, extra=True) / 2).backward()
         optimizer.step()
     check(run_threads(2, on_rank), alone)
+
+
+async def test_a_reducer_does_not_go_on_over_the_group_that_follows_its_own() -> None:
+    """It would divide by the number of ranks before the loss."""
+
+    async def on_rank(rank: int) -> None:
+        reducer = AsyncReducer([weight := nn.Parameter(torch.ones(1))])
+        if rank == 1:
+            await aiodist.abort_process_group()
+            return
+        with pytest.raises(aiodist.DistError):
+            await aiodist.barrier()
+        await aiodist.shrink()
+        weight.sum().backward()
+        with pytest.raises(aiodist.GroupRevokedError):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
 
 
 async def test_one_backward_too_many_is_refused() -> None:
