@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.work import Work
 from aiodist.training.parameters import pack, unpack
 
@@ -23,8 +24,12 @@ class Row:
 
     def failure(self) -> BaseException | None:
         """Return the error that the operation has ended with, or None. Call it after the end."""
-        if self.error is not None or self.work is None:
+        if self.error is not None:
             return self.error
+        if self.work is None:
+            return InvalidUsageError(
+                "backward() was interrupted as it sent gradients: repeat the step"
+            )
         return self.work.exception()
 
 

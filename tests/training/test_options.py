@@ -14,6 +14,7 @@ import aiodist
 from aiodist.errors import InvalidUsageError
 from aiodist.testing import run_ranks
 from aiodist.training import GradientReducer as AsyncReducer
+from aiodist.training.rows import Row
 from aiodist.training.sync import Compression, GradientReducer
 from aiodist.types import ReduceOp
 from tests.torch_backend.programs.ddp import Net
@@ -98,6 +99,21 @@ async def test_a_reducer_does_not_go_on_over_the_group_that_follows_its_own() ->
             await reducer.synchronize()
 
     await run_ranks(2, on_rank)
+
+
+async def test_an_interrupted_backward_gives_no_gradients_of_this_rank_alone() -> None:
+    class Interrupted(AsyncReducer):
+        def _start(self, row: Row) -> None:
+            raise KeyboardInterrupt
+
+    async def on_rank(rank: int) -> None:
+        reducer = Interrupted([weight := nn.Parameter(torch.ones(1))])
+        with pytest.raises(KeyboardInterrupt):
+            weight.sum().backward()
+        with pytest.raises(InvalidUsageError, match="was interrupted as it sent gradients"):
+            await reducer.synchronize()
+
+    await run_ranks(1, on_rank)
 
 
 async def test_one_backward_too_many_is_refused() -> None:
