@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from aiodist.errors import CollectiveCancelledError, CollectiveMismatchError, InvalidUsageError
+from aiodist.errors import (
+    CollectiveCancelledError,
+    CollectiveError,
+    CollectiveMismatchError,
+    InvalidUsageError,
+)
 from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
 from aiodist.training import broadcast_optimizer_state, broadcast_parameters
@@ -95,7 +101,9 @@ def test_a_broadcast_that_failed_leaves_nothing_under_way(
 ) -> None:
     def one(rank: int) -> None:
         tensors = [torch.ones((1 << 20) + rank), torch.ones(1 << 20)]
-        with pytest.raises(CollectiveMismatchError):
+        # Rank 0's part may have ended before it hears of the other's.
+        fails = pytest.raises(CollectiveMismatchError) if rank else suppress(CollectiveError)
+        with fails:
             blocking.broadcast_parameters(tensors)
         assert not current_world().under_way()
 
