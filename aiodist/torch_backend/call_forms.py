@@ -46,15 +46,19 @@ def also_short(*names: str) -> Callable[[Method], Method]:
     count = len(tensors)
 
     def decorate(method: Method) -> Method:
+        long_names = frozenset(inspect.signature(method).parameters)
+
         @functools.wraps(method)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             is_short = (
                 any(isinstance(arg, torch.Tensor) for arg in args[:count])
                 or len(args) > count + 1
-                or not kwargs.keys().isdisjoint(names)
+                or not kwargs.keys() <= long_names
             )
             if not is_short:
                 return method(group, *args, **kwargs)
+            if "tensor" in names and "tensors" in kwargs:  # torch takes a list there as well
+                kwargs["tensor"] = kwargs.pop("tensors")
             given = short_form.bind(*args, **kwargs).arguments
             values = {name: given[name] for name in names[count:] if name in given}
             lists = [_in_list(given[name], count) for name in tensors]

@@ -44,7 +44,7 @@ class TorchGroup(Membership):
     """The group that ``init_process_group("aiodist")`` and ``new_group`` of torch return.
 
     Calls return at once and raise nothing. Errors, those of arguments too, come with the `Work`.
-    Methods with `also_short` take both of torch's forms of a call.
+    Methods with `also_short` take both of torch's forms of a call. Parameters have torch's names.
     Operations start in the order of the calls. Those that ``then`` callbacks of a future start come
     before those of later calls (see `TorchWork.get_future`).
     """
@@ -78,26 +78,30 @@ class TorchGroup(Membership):
 
     @also_short("output_tensors", "input_tensor", "timeout")
     def allgather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        output_tensors: Sequence[Sequence[Tensor]],
+        input_tensors: Sequence[Tensor],
+        opts: Any = None,
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
-            pairs = zip(outputs, inputs, strict=True)
+            pairs = zip(output_tensors, input_tensors, strict=True)
             return (group.start(AllGather(row, tensor), timeout) for row, tensor in pairs)
 
-        return self._start("all_gather", start, [tensor for row in outputs for tensor in row], opts)
+        return self._start("all_gather", start, _flat(output_tensors), opts)
 
     def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        output_lists: Sequence[Sequence[Tensor]],
+        input_list: Sequence[Tensor],
+        opts: Any = None,
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
-            return group.start(AllGatherCoalesced(outputs, inputs), timeout)
+            return group.start(AllGatherCoalesced(output_lists, input_list), timeout)
 
-        return self._start(
-            "all_gather_coalesced", start, [tensor for row in outputs for tensor in row], opts
-        )
+        return self._start("all_gather_coalesced", start, _flat(output_lists), opts)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> c10d.Work:
-        return self.all_gather_single_coalesced([output], [tensor], opts)
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> c10d.Work:
+        return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -110,18 +114,26 @@ class TorchGroup(Membership):
 
     @also_short("output", "input", "op", "timeout")
     def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+        self,
+        output_tensors: Sequence[Tensor],
+        input_tensors: Sequence[Sequence[Tensor]],
+        opts: Any = None,
     ) -> c10d.Work:
         op = reduce_op(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Iterator[Work[Any]]:
-            reduce, pairs = op(), zip(outputs, inputs, strict=True)
+            reduce, pairs = op(), zip(output_tensors, input_tensors, strict=True)
             return (group.start(ReduceScatter(out, row, reduce), timeout) for out, row in pairs)
 
-        return self._start("reduce_scatter", start, outputs, opts)
+        return self._start("reduce_scatter", start, output_tensors, opts)
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> c10d.Work:
-        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+    def reduce_scatter_single(
+        self,
+        outputTensor: Tensor,  # noqa: N803  # torch's names
+        inputTensor: Tensor,  # noqa: N803
+        opts: Any = None,
+    ) -> c10d.Work:
+        return self.reduce_scatter_single_coalesced([outputTensor], [inputTensor], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -138,26 +150,27 @@ class TorchGroup(Membership):
         return self._start("reduce_scatter_single", start, outputs, opts)
 
     def alltoall(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
-            return group.start(AllToAll(outputs, inputs), timeout)
+            return group.start(AllToAll(output_tensors, input_tensors), timeout)
 
-        return self._start("all_to_all", start, outputs, opts)
+        return self._start("all_to_all", start, output_tensors, opts)
 
     def all_to_all_single(
         self,
         output: Tensor,
-        tensor: Tensor,
+        input: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> c10d.Work:
-        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, seconds: float | None) -> Work[Any]:
             out_of, into = splits(input_split_sizes), splits(output_split_sizes)
-            return group.start(AllToAllSingle(output, tensor, into, out_of), timeout)
+            return group.start(AllToAllSingle(output, input, into, out_of), seconds)
 
-        return self._start("all_to_all_single", start, [output], opts)
+        return self._start("all_to_all_single", start, [output], opts or timeout)
 
     @also_short("timeout")
     def barrier(self, opts: Any = None) -> c10d.Work:
@@ -204,52 +217,72 @@ class TorchGroup(Membership):
 
     @also_short("output_tensors", "input_tensor", "root", "timeout")
     def gather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        output_tensors: Sequence[Sequence[Tensor]],
+        input_tensors: Sequence[Tensor],
+        opts: Any = None,
     ) -> c10d.Work:
         given_root = root_rank(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "dst")
-            places = single(outputs, "outputs") if outputs else None
-            return group.start(Gather(single(inputs, "inputs"), places, root), timeout)
+            places = single(output_tensors, "output_tensors") if output_tensors else None
+            tensor = single(input_tensors, "input_tensors")
+            return group.start(Gather(tensor, places, root), timeout)
 
-        return self._start("gather", start, [tensor for row in outputs for tensor in row], opts)
+        return self._start("gather", start, _flat(output_tensors), opts)
 
     @also_short("output_tensor", "input_tensors", "root", "timeout")
     def scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+        self,
+        output_tensors: Sequence[Tensor],
+        input_tensors: Sequence[Sequence[Tensor]],
+        opts: Any = None,
     ) -> c10d.Work:
         given_root = root_rank(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "src")
-            sources = single(inputs, "inputs") if inputs else None
-            return group.start(Scatter(single(outputs, "outputs"), sources, root), timeout)
+            sources = single(input_tensors, "input_tensors") if input_tensors else None
+            tensor = single(output_tensors, "output_tensors")
+            return group.start(Scatter(tensor, sources, root), timeout)
 
-        return self._start("scatter", start, outputs, opts)
+        return self._start("scatter", start, output_tensors, opts)
 
     # -- point to point
 
-    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> c10d.Work:
+    def send(
+        self,
+        tensors: Sequence[Tensor],
+        dstRank: int,  # noqa: N803  # torch's name
+        tag: int,
+    ) -> c10d.Work:
         def start() -> Work[Any]:
             self._check_device(tensors)
-            to = check_other(self._group, check_rank(self._group, None, dst, "dst"), "dst")
+            to = check_other(self._group, check_rank(self._group, None, dstRank, "dst"), "dst")
             tensor = single(tensors, "tensors")
             return self._group.start(Send(tensor, to, check_tag(tag)))
 
         operation = self._submit("send", start)
         return self._handed(TorchWork(operation, tensors, None))
 
-    def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> c10d.Work:
+    def recv(
+        self,
+        tensors: Sequence[Tensor],
+        srcRank: int | None,  # noqa: N803  # torch's name
+        tag: int,
+    ) -> c10d.Work:
         def start() -> Work[Any]:
             self._check_device(tensors)
-            source = src
-            if src is not None:
-                source = check_other(self._group, check_rank(self._group, None, src, "src"), "src")
+            source = srcRank
+            if source is not None:
+                source = check_other(
+                    self._group, check_rank(self._group, None, source, "src"), "src"
+                )
             tensor = single(tensors, "tensors")
             return self._group.start(Recv(tensor, source, check_tag(tag)))
 
-        name = "recvAnySource" if src is None else "recv"
+        name = "recvAnySource" if srcRank is None else "recv"
         operation = self._submit(name, start)
         numbers = {rank: number for number, rank in enumerate(self._group.ranks)}
         return self._handed(TorchReceive(operation, tensors, numbers))
@@ -264,3 +297,7 @@ class TorchGroup(Membership):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def _flat(rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [tensor for row in rows for tensor in row]

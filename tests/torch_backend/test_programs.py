@@ -27,6 +27,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("operations:every_operation", 3),
         ("operations:uneven_all_to_all", 3),
         ("operations:short_forms", 3),
+        ("operations:keywords", 1),
         ("operations:reductions", 3),
         ("operations:sparse_mismatches", 3),
         ("operations:other_dtypes", 3),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from tests.torch_backend.programs.ddp import default_store
+from tests.torch_backend.programs.ddp import default_store, error_of
 
 DTYPES = [
     torch.uint8,
@@ -158,6 +158,46 @@ def short_forms(rank: int, size: int) -> None:
     assert torch.equal(twos, ones)
     group.barrier(limit).wait()
     group.barrier(timeout=limit).wait()
+
+
+def keywords(rank: int, size: int) -> None:
+    """Parameters have the names that torch's own class has."""
+    group: Any = dist.group.WORLD
+    limit = timedelta(seconds=60)
+    no_splits: dict[str, Any] = {"output_split_sizes": [], "input_split_sizes": []}
+
+    def gives(function: Any, **arguments: Any) -> None:
+        """Check that ``function`` writes the first argument, a tensor or a list of some."""
+        place = next(iter(arguments.values()))
+        function(**arguments).wait()
+        while isinstance(place, list):
+            (place,) = place
+        assert place.tolist() == [1.0], function
+
+    def ones() -> torch.Tensor:
+        return torch.ones(1)
+
+    def zeros() -> torch.Tensor:
+        return torch.zeros(1)
+
+    gives(group.allreduce, tensors=[ones()], op=dist.ReduceOp.MAX)
+    gives(group.allgather, output_tensors=[[zeros()]], input_tensors=[ones()])
+    gives(group.allgather, output_tensors=[zeros()], input_tensor=ones(), timeout=limit)
+    gives(group._allgather_base, output=zeros(), input=ones())
+    gives(group.allgather_coalesced, output_lists=[[zeros()]], input_list=[ones()])
+    gives(group.reduce_scatter, output_tensors=[zeros()], input_tensors=[[ones()]])
+    gives(group.reduce_scatter, output=zeros(), input=[ones()])
+    gives(group._reduce_scatter_base, outputTensor=zeros(), inputTensor=ones())
+    gives(group.gather, output_tensors=[[zeros()]], input_tensors=[ones()])
+    gives(group.gather, output_tensors=[zeros()], input_tensor=ones(), root=0)
+    gives(group.scatter, output_tensors=[zeros()], input_tensors=[[ones()]])
+    gives(group.alltoall, output_tensors=[zeros()], input_tensors=[ones()])
+    gives(group.alltoall_base, output=zeros(), input=ones(), **no_splits, timeout=limit)
+    for call in (
+        lambda: group.send(tensors=[ones()], dstRank=0, tag=0),
+        lambda: group.recv(tensors=[ones()], srcRank=0, tag=0),
+    ):
+        assert "this rank itself" in error_of(call().wait)
 
 
 def reductions(rank: int, size: int) -> None:
