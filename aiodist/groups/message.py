@@ -75,6 +75,7 @@ class RecvNew(Message[Received]):
     """Receive a tensor that the message describes, from rank ``src``, None for any."""
 
     kind: ClassVar[str] = "recv_new"
+    has_value: ClassVar[bool] = True
     src: int | None
     tag: int
 
@@ -95,6 +96,7 @@ class RecvObject(Message[T]):
     """Receive an object from rank ``src``, None for any; the result is ``finish(object, source)``."""
 
     kind: ClassVar[str] = "recv_object"
+    has_value: ClassVar[bool] = True
     finish: Callable[[Any, int], T]
     src: int | None
     tag: int

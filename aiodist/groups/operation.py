@@ -61,6 +61,8 @@ class Operation(Generic[T]):
 
     kind: ClassVar[str]
     """By which backends choose what to do; for a collective its name in the fingerprint."""
+    has_value: ClassVar[bool] = False
+    """Whether the result is an object or a new tensor, for which the caller has no other place."""
 
     @property
     def placed(self) -> Tensor | None:
@@ -481,6 +483,7 @@ class BroadcastNew(Collective[Tensor]):
     """As `Broadcast`, into a new tensor that the root's describes; the root gets its own."""
 
     kind: ClassVar[str] = "broadcast_new"
+    has_value: ClassVar[bool] = True
     tensor: Tensor | None
     root: int
 
@@ -503,6 +506,7 @@ class AllGatherNew(Collective[list[Tensor]]):
     """As `AllGather`, into new tensors; each rank's may have a shape of its own."""
 
     kind: ClassVar[str] = "all_gather_new"
+    has_value: ClassVar[bool] = True
     tensor: Tensor
 
     @property
@@ -521,6 +525,7 @@ class BroadcastObject(Collective[T]):
     """Send ``obj`` of ``root`` to all; the result is what ``finish(object)`` returns, on each."""
 
     kind: ClassVar[str] = "broadcast_object"
+    has_value: ClassVar[bool] = True
     name: str
     """The operation's, on which the ranks have to agree."""
     obj: Any

@@ -79,8 +79,9 @@ def _coalescing_manager(
     """Start the collectives of the block at once, and wait for all of them at its end.
 
     With ``async_ops=True`` the block does not wait: call ``wait()`` of the `CoalescingManager`.
-    ``group`` and ``device`` are torch's; the block may call operations on any group. Raises the first
-    error by order of the calls, when all have ended.
+    ``group`` and ``device`` are torch's; the block may call operations on any group. A function that
+    returns an object or a new tensor waits for it also in the block. Raises the first error by order of
+    the calls, when all have ended.
     """
     manager = CoalescingManager()
     token = _current.set(manager)

@@ -152,7 +152,7 @@ class Portal:
         loop, handoff, waits = self._loop, self.handoff, False
         work: Any = None
         is_elsewhere = loop is None or loop is not group.world.its_loop
-        if async_op or coalescing() is not None:
+        if async_op or (coalescing() is not None and not operation.has_value):
             start = (
                 partial(_start_beside_async, group, operation, seconds, False)
                 if is_elsewhere

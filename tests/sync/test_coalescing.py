@@ -51,6 +51,26 @@ def test_a_receive_inside_names_the_sender_where_it_is_known(run_threads: Run) -
     run_threads(2, main)
 
 
+def test_what_returns_an_object_or_a_new_tensor_waits_for_it_inside_too(run_threads: Run) -> None:
+    def main(rank: int) -> None:
+        data = np.full(3, float(rank))
+        with dist._coalescing_manager():
+            dist.all_reduce(data)
+            assert dist.broadcast_object("a" if rank == 0 else None, 0) == "a"
+            assert dist.broadcast_new(np.ones(2) if rank == 0 else None, 0).tolist() == [1, 1]
+            assert [each.tolist() for each in dist.all_gather_new(np.full(1, rank))] == [[0], [1]]
+            if rank == 0:
+                dist.send_object("b", 1)
+                dist.send(np.ones(2), 1)
+            else:
+                assert dist.recv_object(0) == ("b", 0)
+                assert dist.recv(None, 0).tensor.tolist() == [1, 1]
+        assert (data == 1).all()
+        dist.barrier()
+
+    run_threads(2, main)
+
+
 def test_with_async_ops_the_caller_waits(run_threads: Run) -> None:
     def main(rank: int) -> None:
         data = np.full(3, float(rank))
