@@ -119,9 +119,10 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         """Return what the caller of a group's method gets for ``work``."""
         if self._coalesced is not None:
             self._coalesced.append(work)
-        handed = work if caller_keeps(type(self)) else work_of_cpp(work)
-        work.is_registered = work_registry.enter(handed, work.tensors)
-        return handed
+        if not caller_keeps(type(self)):
+            return work_of_cpp(work)  # C++ enters in the registry what it asked for
+        work.is_registered = work_registry.enter(work, work.tensors)
+        return work
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
