@@ -154,6 +154,7 @@ class Ranks:
 def environment(interface: str = "lo") -> dict[str, str]:
     """What ranks find: one thread each, an interface, and this source tree before all others."""
     environ = dict(os.environ)
+    environ.pop("AIODIST_INSTEAD_OF", None)  # by which what is called Gloo would be aiodist
     environ.update(
         OMP_NUM_THREADS="1",
         # Where the machine is busy a rank may be kept waiting for long, and `limit` bounds that.

@@ -148,6 +148,7 @@ def _cases(args: argparse.Namespace, ranks: int) -> list[Case]:
 
 def _job(nodes: Nodes, ranks: int, order: str) -> JobSpec:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment.pop("AIODIST_INSTEAD_OF", None)  # by which what is called Gloo would be aiodist
     if nodes.nnodes == 1:
         for name in ("AIODIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             environment.setdefault(name, "lo")

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from aiodist.bench.cases import Case
-from aiodist.commands.bench import _cases, parser
+from aiodist.commands.bench import _cases, _job, parser
 from aiodist.commands.main import main
+from aiodist.launch.args import nodes_of
+from benchmarks.processes import environment
 
 
 @pytest.mark.slow
@@ -38,6 +40,13 @@ def test_sizes_are_rounded_up_to_equal_blocks() -> None:
         Case("broadcast", 3, 1000),
         Case("barrier", 3, 0),
     ]
+
+
+def test_gloo_is_not_aiodist_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_INSTEAD_OF", "gloo")
+    nodes = nodes_of(parser().read([]), {})
+    assert "AIODIST_INSTEAD_OF" not in _job(nodes, 2, "{}").environment
+    assert "AIODIST_INSTEAD_OF" not in environment()
 
 
 @pytest.mark.parametrize(
