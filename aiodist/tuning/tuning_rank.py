@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import statistics
 import sys
 import time
@@ -176,6 +177,7 @@ async def _agree(group: GroupEngine, going: bool) -> bool:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     given = json.loads(sys.argv[1])
     answer = asyncio.run(main(given))
     if answer is not None:

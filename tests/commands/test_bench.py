@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+import aiodist
 from aiodist.bench.cases import Case
 from aiodist.commands.bench import _cases, _job, parser
 from aiodist.commands.main import main
@@ -40,6 +44,20 @@ def test_sizes_are_rounded_up_to_equal_blocks() -> None:
         Case("broadcast", 3, 1000),
         Case("barrier", 3, 0),
     ]
+
+
+@pytest.mark.parametrize("name", ["bench/measuring_rank.py", "tuning/tuning_rank.py"])
+def test_ctrl_c_ends_a_rank_that_measures_without_a_traceback(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "no order"])
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(ValueError, match="Expecting value"):
+            runpy.run_path(str(Path(aiodist.__file__).parent / name), run_name="__main__")
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_gloo_is_not_aiodist_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
