@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from time import monotonic, monotonic_ns
+from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
 from aiodist.errors import DistError, ProtocolError
@@ -38,6 +38,7 @@ from aiodist.observe.query_protocol import (
     peer_of,
 )
 from aiodist.observe.rank_report import ClockSample
+from aiodist.transport.socket_listener import PAUSE_SECONDS
 from aiodist.transport.tcp import on_own_link
 
 log = logging.getLogger("aiodist")
@@ -208,6 +209,8 @@ class Server:
         try:
             sock, _ = listener.accept()
         except OSError:
+            # Without a free descriptor the connection stays in the backlog: do not spin.
+            sleep(PAUSE_SECONDS)
             return
         with Line(sock, QUESTION_SECONDS) as line:
             self._open = line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ import pytest
 
 from aiodist.errors import HandshakeError, ProtocolError
 from aiodist.links.rank_info import RankInfo
+from aiodist.observe import server as server_module
 from aiodist.observe.asking import Place, ask_job, jobs_here
 from aiodist.observe.clock import align
 from aiodist.observe.observer import Observer
@@ -36,6 +38,7 @@ from aiodist.observe.query_protocol import (
 from aiodist.observe.rank_report import ObservedGroup, decode_report
 from aiodist.observe.recorder import Recorder, UnderWay
 from aiodist.observe.server import Server, socket_name
+from aiodist.transport.socket_listener import PAUSE_SECONDS
 from tests.certificates import tls_files
 from tests.limits import scaled
 from tests.test_credentials import tls_environ
@@ -236,6 +239,25 @@ async def test_a_question_that_cannot_be_answered_is_not_the_last(
 ) -> None:
     await ask_in_vain(question)
     assert "a question about this rank has no answer" in caplog.text
+
+
+async def test_a_rank_without_a_free_descriptor_does_not_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection that it cannot accept stays where it is, and ready."""
+
+    class Exhausted(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    pauses: list[float] = []
+    monkeypatch.setattr(server_module, "sleep", pauses.append)
+    one = observer(0)
+    server = Server(one, None)
+    with Exhausted(socket.AF_UNIX) as listener:
+        server._serve(listener)
+    server.close()
+    assert pauses == [PAUSE_SECONDS]
 
 
 def test_a_message_that_is_too_long_is_refused_before_memory_is_taken() -> None:
