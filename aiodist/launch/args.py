@@ -342,6 +342,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
             "--no_python needs --use_env as well: only a Python script is passed --local_rank"
         )
     nodes = nodes_of(args, environment)
+    variables = _variables(args.env)
     if args.trace and nodes.nnodes > 1:
         raise InvalidUsageError(
             "--trace is for a job on one node: on several, set AIODIST_TRACE_DIR to a folder that "
@@ -379,7 +380,8 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
             summary=args.summary,
         ),
         tag=args.tag,
-        environment={**environment, **_variables(args.env)},
+        environment={**environment, **variables},
+        given=frozenset(variables),
     )
 
 

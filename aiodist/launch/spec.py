@@ -73,6 +73,8 @@ class JobSpec:
     """The job's name, as AIODIST_RUN_ID; empty for what the environment has, or a new one."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit, before the job's own variables."""
+    given: frozenset[str] = frozenset()
+    """Names in ``environment`` that ranks on other hosts get, too, where they are such of a session."""
 
     def __post_init__(self) -> None:
         for name in ("program", "arguments", "ssh"):

@@ -146,7 +146,7 @@ class Launcher:
         spec = self.spec
         agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog)
         self._agents = stack.enter_context(agents)
-        agents.connect(self._selector, environment, spec.master_port)
+        agents.connect(self._selector, environment, spec.master_port, spec.given)
         while self._signal is None and not agents.are_ready:
             self._step(POLL)
         if self._signal is not None:  # no rank starts

@@ -7,7 +7,7 @@ import os
 import re
 import selectors
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.failure import Tail
@@ -57,14 +57,19 @@ class Agents:
             self._take_back(connection)
 
     def connect(
-        self, selector: selectors.BaseSelector, environment: Mapping[str, str], port: int | None
+        self,
+        selector: selectors.BaseSelector,
+        environment: Mapping[str, str],
+        port: int | None,
+        given: Collection[str] = (),
     ) -> None:
         """Start towards all hosts at once; `are_ready` says when all have answered.
 
-        ``port``: for rank 0 to listen on; None for a free one. Raises InvalidUsageError without
-        the program that leads to a host, and OSError if the system refuses a process.
+        ``port``: for rank 0 to listen on; None for a free one. ``given``: as of `portable`. Raises
+        InvalidUsageError without the program that leads to a host, and OSError if the system
+        refuses a process.
         """
-        forwarded = portable(environment)
+        forwarded = portable(environment, given)
         for number, host in enumerate(self._hosts):
             try:
                 connection = AgentConnection(host, self._ssh, selector)
@@ -158,10 +163,15 @@ class Agents:
         return min(connection.patience(now) for connection in self.connections)
 
 
-def portable(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``environment`` that mean the same on another host."""
+def portable(environment: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables of ``environment`` that mean the same on another host.
+
+    ``given``: names of variables that the user gave to all hosts.
+    """
     return {
-        name: value for name, value in environment.items() if not _OF_THE_SESSION.fullmatch(name)
+        name: value
+        for name, value in environment.items()
+        if name in given or not _OF_THE_SESSION.fullmatch(name)
     }
 
 

@@ -22,6 +22,7 @@ import pytest
 
 from aiodist.errors import DistNetworkError
 from aiodist.launch import JobSpec, output, run_job
+from aiodist.launch.args import job_spec, run_parser
 from aiodist.launch.output import Console
 from aiodist.launch.process import Watchdog
 from aiodist.launch.remote import agent_connection, host_agent
@@ -52,6 +53,12 @@ def test_variables_of_the_launchers_session_stay_there() -> None:
     own = {"HOME": "/root", "SSH_AUTH_SOCK": "x", "LC_ALL": "C", "_": "x"}
     job = {"AIODIST_SECRET": "s", "PATH": "/bin", "HOMEPAGE": "x"}
     assert portable(own | job) == job
+
+
+def test_variables_that_the_user_gives_reach_all_hosts(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["-H", "localhost:1", "--env", "TMPDIR=/x", "--no-python", "printenv", "TMPDIR"]
+    assert run_job(job_spec(run_parser().read(command), os.environ)) == 0
+    assert capfd.readouterr().out == "[0] /x\n"
 
 
 def test_ssh_gets_options_that_keep_it_from_asking() -> None:
