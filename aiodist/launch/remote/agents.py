@@ -23,7 +23,7 @@ ANSWER_SECONDS = 60.0
 
 _OF_THE_SESSION = re.compile(
     r"HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|HOST|TMPDIR|TERM|DISPLAY|WINDOWID|MAIL|_"
-    r"|(?:SSH|XDG|DBUS|LC|BASH_FUNC)_.*"
+    r"|AIODIST_HOST_ID|(?:SSH|XDG|DBUS|LC|BASH_FUNC)_.*"
 )
 """Variables that describe the launcher's machine and session; a host has its own."""
 

@@ -50,7 +50,7 @@ def test_bytes_that_are_no_frame_are_an_error(data: bytes) -> None:
 
 
 def test_variables_of_the_launchers_session_stay_there() -> None:
-    own = {"HOME": "/root", "SSH_AUTH_SOCK": "x", "LC_ALL": "C", "_": "x"}
+    own = {"HOME": "/root", "SSH_AUTH_SOCK": "x", "LC_ALL": "C", "_": "x", "AIODIST_HOST_ID": "a"}
     job = {"AIODIST_SECRET": "s", "PATH": "/bin", "HOMEPAGE": "x"}
     assert portable(own | job) == job
 
