@@ -63,7 +63,7 @@ def module_program(name: str) -> tuple[str, ...]:
 
 def plain_program(name: str) -> tuple[str, ...]:
     """Return the command of ``--no_python``: any executable file, or a name on PATH."""
-    found = shutil.which(name)
+    found = shutil.which(name) or shutil.which(os.path.join(os.curdir, name))
     if found is None:
         if os.path.isfile(name):
             raise InvalidUsageError(

@@ -202,6 +202,12 @@ def test_a_module_in_folders_without_init_files_is_found(specs, capfd):
     assert len(specs) == 1
 
 
+def test_a_program_in_this_folder_is_found_as_the_message_says(specs, tmp_path):
+    (tmp_path / "train.py").chmod(0o755)
+    assert cli.main(["run", "--no-python", "train.py"]) == 0
+    assert specs[0].program == ("./train.py",)
+
+
 def test_parents_of_a_module_are_not_imported(specs):
     assert cli.main(["run", "-m", "package.mod"]) == 0
     assert cli.main(["run", "-m", "package.inner"]) == 0
