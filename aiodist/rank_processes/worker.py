@@ -118,9 +118,18 @@ class Worker:
                 result = _call(fn, args, kwargs)
             finally:
                 self._executing = False
-            return encode(FrameKind.RESULT, self._dumps(result))
+            return encode(FrameKind.RESULT, self._pickled(result))
         except BaseException as error:  # noqa: BLE001  # also SystemExit and KeyboardInterrupt: they end the call, not the rank
             return encode(FrameKind.ERROR, self._portable(error))
+
+    def _pickled(self, result: Any) -> bytes:
+        try:
+            return self._dumps(result)
+        except Exception as error:
+            error.add_note(
+                f"the function returned a {type(result).__name__}, which cannot be pickled"
+            )
+            raise
 
     def _portable(self, error: BaseException) -> bytes:
         """Return the pickle of three values: the pickle of ``error``, its last lines, its traceback.
@@ -173,6 +182,10 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``fn``; a coroutine that it returns runs on the loop on which the rank's world lives."""
+    """Call ``fn``; what it returns to be awaited is, on the loop on which the rank's world lives."""
     result = fn(*args, **kwargs)
-    return portal().run(lambda: result) if inspect.iscoroutine(result) else result
+
+    async def awaited() -> Any:
+        return await result
+
+    return portal().run(awaited) if inspect.isawaitable(result) else result

@@ -158,7 +158,10 @@ async def test_a_value_that_cannot_be_pickled_is_an_error_of_its_rank(
     with pytest.raises(RanksError) as caught:
         await ranks.run(give)
     assert len(caught.value.exceptions) == 2
-    assert "lock" in str(caught.value.exceptions[0]).lower()
+    error = caught.value.exceptions[0]
+    assert "lock" in str(error).lower()
+    returned = "the function returned a lock, which cannot be pickled"
+    assert (error.__notes__[0] == returned) == returns_it
     assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]
 
 
@@ -436,6 +439,10 @@ async def test_a_coroutine_that_an_ordinary_function_returns_is_awaited(ranks: R
         return async_sum(value)
 
     assert await ranks.run(logged, 2.0) == [4.0, 4.0]
+
+
+async def test_an_operation_of_the_async_api_is_awaited(ranks: Ranks) -> None:
+    assert await ranks.run(aiodist.broadcast_object, "from rank 0", 0) == ["from rank 0"] * 2
 
 
 async def test_output_without_line_feeds_comes_whole(ranks: Ranks) -> None:
