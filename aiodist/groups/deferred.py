@@ -22,7 +22,7 @@ from aiodist.groups.collective_backend import Start
 from aiodist.groups.never_awaited import call_site
 from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
-from aiodist.observe.recorder import GroupLabel, Record
+from aiodist.observe.recorder import GroupLabel, Record, operation
 
 if TYPE_CHECKING:
     from aiodist.groups.group_engine import GroupEngine
@@ -120,6 +120,11 @@ class DeferredWork(Work[T]):
     def send(self, value: Any) -> Any:
         self._start_here()
         return super().send(value)
+
+    def __repr__(self) -> str:
+        if self._begin is not None:
+            return f"<Work {operation(self._recorded).call}: starts when it is awaited>"
+        return super().__repr__() if self._begun is None else repr(self._begun)
 
     # -- inside
 

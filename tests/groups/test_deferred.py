@@ -42,6 +42,16 @@ async def test_run_coroutine_threadsafe_takes_an_operation_called_in_a_thread() 
     await run_ranks(2, main)
 
 
+async def test_a_deferred_work_says_that_it_has_not_started() -> None:
+    async def main(rank: int) -> None:
+        work = await asyncio.to_thread(dist.barrier)
+        assert repr(work) == "<Work barrier(): starts when it is awaited>"
+        await work
+        assert repr(work) == "<Work: done>"
+
+    await run_ranks(2, main)
+
+
 async def test_a_deferred_work_is_waited_for_like_any_other() -> None:
     async def main(rank: int) -> None:
         loop = asyncio.get_running_loop()
