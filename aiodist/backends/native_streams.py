@@ -107,6 +107,9 @@ class Stream(ObjectStream):
         self._peer_reads = True
         self._why_stopped = ""  # if the peer gave the stream up
         self._peer_is_done = False
+        self._early: list[tuple[bytes, bytes]] | None = []
+        """What was said before an earlier stream with the same peer and tag was over: its peer would take
+        that for a message of the earlier one."""
         self.over: Pending[None] = Pending()
         """Done when nothing of this stream is under way any more."""
         self._work: Work[None] | None = None
@@ -266,6 +269,9 @@ class Stream(ObjectStream):
             self._say(ITEMS, b"".join(batch))
 
     def _say(self, meta: bytes, payload: bytes = b"") -> None:
+        if self._early is not None:
+            self._early.append((meta, payload))
+            return
         self._group.messenger.send(self._to, self._key, memoryview(payload), meta)
 
     def _end(self, why: str) -> None:
@@ -324,7 +330,10 @@ class Stream(ObjectStream):
         try:
             if before is not None:
                 await before
+            early, self._early = self._early, None
             self._say(GRANT, _AMOUNT.pack(self._window, self._max_bytes))
+            for meta, payload in early or ():
+                self._say(meta, payload)
             while not (self._peer_ended and self._peer_is_done):
                 recv = Recv(self._key, self._to, None, b"", _take_any, lambda _, n: scratch(n))
                 await context.receiving(self._group.messenger.recv(recv))

@@ -426,6 +426,29 @@ async def test_a_block_that_is_cancelled_while_it_closes_gives_the_stream_up() -
     await run_ranks(2, on_rank, timeout=20)
 
 
+async def test_a_stream_that_closes_before_an_earlier_one_is_over_ends_after_that() -> None:
+    closed = asyncio.Event()
+
+    async def on_rank(rank: int) -> None:
+        first = dist.open_stream(1 - rank)
+        if rank == 0:
+            await first.close()
+            async with dist.open_stream(1):
+                pass
+            closed.set()
+            await dist.barrier()
+            return
+        await closed.wait()
+        assert [item async for item in first] == []
+        await first.close()
+        async with dist.open_stream(0) as second:
+            assert [item async for item in second] == []
+        await dist.barrier()
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(2, on_rank)
+
+
 async def test_a_closed_stream_leaves_nothing_under_its_tag() -> None:
     async def on_rank(rank: int) -> None:
         closed = []
