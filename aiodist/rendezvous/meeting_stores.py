@@ -39,6 +39,7 @@ from aiodist.store import (
 )
 from aiodist.store.addresses import resolve
 from aiodist.store.generation import Will
+from aiodist.store.waiting import limit
 
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
@@ -214,8 +215,12 @@ async def numeric_addresses(
         known = await resolve(master.host, master.port, deadline)
     except StoreTimeoutError:
         raise
-    except DistStoreError:
-        host = await asyncio.to_thread(address_of_node, master.host, environ)
+    except DistStoreError as unknown:
+        try:
+            async with asyncio.timeout(limit(deadline)):
+                host = await asyncio.to_thread(address_of_node, master.host, environ)
+        except TimeoutError:
+            raise unknown from None
         if host == master.host:
             raise
         known = await resolve(host, master.port, deadline)

@@ -501,6 +501,30 @@ async def test_a_name_that_means_loopback_only_here(
     assert found == expected
 
 
+async def test_a_node_that_slurm_does_not_find_in_time_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    answers: list[str] = []
+
+    async def unknown(*_: object) -> None:
+        raise DistStoreError("the host name does not resolve")
+
+    def asks_scontrol(name: str, environ: object) -> str:
+        over.wait(1)
+        answers.append(name)
+        return name
+
+    monkeypatch.setattr(meeting_stores, "resolve", unknown)
+    monkeypatch.setattr(meeting_stores, "address_of_node", asks_scontrol)
+    try:
+        with pytest.raises(DistStoreError, match="does not resolve"):
+            await meeting_stores.numeric_addresses(Master("n7", 1), False, {}, Deadline(0.01))
+        assert not answers
+    finally:
+        over.set()
+
+
 async def test_a_master_that_is_not_this_host_is_served_where_this_host_is(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
