@@ -74,6 +74,9 @@ class Inbox:
         self._watched: dict[Key, Callable[[int, bytes], None]] = {}
 
     def add_source(self, source: Source) -> None:
+        # A process that takes a lost rank's place has used no credit for what that rank has sent.
+        for arrival in self.matcher.arrived_from(source.rank):
+            arrival.cost = 0
         self._sources[source.rank] = source
 
     # -- this rank's receives

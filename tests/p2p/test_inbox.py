@@ -514,6 +514,22 @@ def test_an_answer_to_a_lost_rank_does_not_go_to_its_replacement() -> None:
     assert content(recv) == LARGE
 
 
+def test_the_messages_of_a_lost_rank_give_its_replacement_no_credit() -> None:
+    pair, rejoined = Pair(64 << 10), Pair(64 << 10)
+    for _ in range(3):
+        pair.a.send(TAG, SMALL)
+    pair.settle()
+    pair.b.peer.error = ConnectionError("its heartbeats have ended")
+    pair.b.inbox.peer_lost(pair.b.peer, pair.b.peer.error)
+    credit = rejoined.a.peer.outbox.credit
+    pair.b.inbox.add_source(rejoined.b.peer)
+    assert content(pair.b.recv(TAG, len(SMALL))) == SMALL
+    pair.b.inbox.forget_group(TAG[1])
+    rejoined.settle()
+    assert rejoined.b.peer.owed == rejoined.b.peer.charged == 0
+    assert rejoined.a.peer.outbox.credit == credit
+
+
 def test_a_receive_attached_to_a_message_that_is_cut_off_fails() -> None:
     pair = Pair(64 << 20)
     pair.a.send(TAG, SMALL)
