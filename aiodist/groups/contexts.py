@@ -437,9 +437,7 @@ class MessageContext:
 
     def hand_back(self) -> Callable[[], None] | None:
         recv = self.recv
-        if recv is None or self._messenger is not self._group.endpoint:
-            return None
-        return partial(recv.hand_back, self._messenger.inbox)
+        return None if recv is None else partial(recv.hand_back, self._messenger.inbox)
 
     def close(self, error: BaseException | None) -> BaseException | None:
         if error is not None:

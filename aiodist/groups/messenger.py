@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aiodist.p2p.matching import Arrival, Recv
+from aiodist.p2p.matching import Arrival, Recv, TakesBack
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.wire.frames import Key
 
 
-class RecvControl(Protocol):
+class RecvControl(TakesBack, Protocol):
     """Takes back receives that are not wanted any more, and shows messages without a receive."""
 
     def watch(self, key: Key, unasked: Callable[[int, bytes], None]) -> None:

@@ -10,12 +10,16 @@ one for long payloads.
 from __future__ import annotations
 
 import struct
+from bisect import insort
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.poller import Request
 from aiodist.completion import Pending, T
+from aiodist.copying import copy
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival, Recv
 from aiodist.p2p.outbox import Send
@@ -54,7 +58,9 @@ class MpiMessenger:
         self._gate = gate
         self.spin_policy = spin_policy
         self._posted: dict[Recv, _Posted] = {}
-        self._unclaimed: list[tuple[int, int, bytearray]] = []  # MPI tag, source, head
+        self._came = 0  # heads
+        # Turn, MPI tag, source of each message without a receive, and what gives it to one.
+        self._unclaimed: list[tuple[int, int, int, Callable[[Recv], None]]] = []
         self._next_long = 0
 
     @property
@@ -105,6 +111,13 @@ class MpiMessenger:
         if posted.request is not None and posted.request.request:  # else it has just ended
             posted.request.request.Cancel()
 
+    def take_back(self, key: Key, src: int, meta: bytes, data: memoryview, order: int) -> None:
+        """Give a message that a receive has got, and no caller, to the next receive; ``data`` is copied."""
+        kept = scratch(len(data))
+        copy(kept, data)
+        give = partial(_give, rank=src, meta=meta, data=kept)
+        self._hand_on(order, self._tag_of(key), self._numbers[src], give)
+
     def forget(self, key: Key) -> Arrival | None:
         return None  # as in `watch`
 
@@ -136,11 +149,12 @@ class MpiMessenger:
             return
         tag = self._tag_of(recv.key)
         source = self._numbers[recv.src] if recv.src != ANY_SOURCE else ANY_SOURCE
-        for place, (its_tag, its_source, head) in enumerate(self._unclaimed):
+        for place, (turn, its_tag, its_source, give) in enumerate(self._unclaimed):
             if its_tag == tag and source in (its_source, ANY_SOURCE):
                 del self._unclaimed[place]
                 del self._posted[recv]
-                self._open(recv, its_source, head)
+                recv.turn = turn
+                give(recv)
                 return
         mpi, comm = self._gate.mpi, self._gate.comm
         wanted = mpi.ANY_SOURCE if source == ANY_SOURCE else source
@@ -157,15 +171,17 @@ class MpiMessenger:
         if watched.error is not None:
             if recv is not None:
                 recv.fail(watched.error)
-        elif status.Is_cancelled():
-            return
-        elif recv is not None:
-            self._open_or_fail(recv, status.Get_source(), posted.head)
-        else:  # it came in the moment in which its receive was taken back
-            self._hand_on(status.Get_tag(), status.Get_source(), posted.head)
+        elif not status.Is_cancelled():
+            self._came += 1
+            source = status.Get_source()
+            give = partial(self._open, source=source, head=posted.head)
+            if recv is not None:
+                self._give_or_fail(recv, self._came, give)
+            else:  # it came in the moment in which its receive was taken back
+                self._hand_on(self._came, status.Get_tag(), source, give)
 
-    def _hand_on(self, tag: int, source: int, head: bytearray) -> None:
-        """Give a head to the first receive that waits for one, or keep it for the next that comes."""
+    def _hand_on(self, turn: int, tag: int, source: int, give: Callable[[Recv], None]) -> None:
+        """Give a message to the first receive that waits for one, or keep it for the next that comes."""
         for recv, posted in self._posted.items():
             if (
                 posted.request is not None
@@ -174,45 +190,40 @@ class MpiMessenger:
             ):
                 # If its own request has got a head, or gets one before MPI cancels it, that is handed on.
                 self.withdraw(recv)
-                self._open_or_fail(recv, source, head)
+                self._give_or_fail(recv, turn, give)
                 return
-        self._unclaimed.append((tag, source, head))
+        insort(self._unclaimed, (turn, tag, source, give), key=itemgetter(0))
 
     def _refuse(self, recv: Recv, error: BaseException) -> None:
         self._posted.pop(recv, None)
         recv.fail(error)
 
-    def _open_or_fail(self, recv: Recv, source: int, head: bytearray) -> None:
-        """As `_open`, for a callback of the poller, which has other requests to end after this one."""
-        self._gate.call(lambda: self._open(recv, source, head), recv.fail)
+    def _give_or_fail(self, recv: Recv, turn: int, give: Callable[[Recv], None]) -> None:
+        """``give(recv)``, in a callback of the poller, which has other requests to end after this one."""
+        recv.turn = turn
+        self._gate.call(lambda: give(recv), recv.fail)
 
     def _open(self, recv: Recv, source: int, head: bytearray) -> None:
         """The head of a message for ``recv`` is here."""
         length, number, n_meta = _HEAD.unpack_from(head)
         start = _HEAD.size + n_meta
-        error: BaseException | None
         if start > _HEAD.size + _MOST_META or (length <= SHORT and start + length > len(head)):
-            error = ProtocolError("a message over MPI that aiodist has not sent")
-            recv.fail(error)
+            recv.fail(ProtocolError("a message over MPI that aiodist has not sent"))
             return
-        rank = self._ranks[source]
-        error = recv.accept(rank, bytes(head[_HEAD.size : start]), length)
+        rank, meta = self._ranks[source], bytes(head[_HEAD.size : start])
         if length <= SHORT:
-            if error is None and recv.into is not None:
-                recv.into[:] = memoryview(head)[start : start + length]
+            _give(recv, rank, meta, memoryview(head)[start : start + length])
+            return
+        # Receive it even if it is not wanted: the sender waits until it has been received.
+        error = recv.accept(rank, meta, length)
+        into = recv.into if error is None and recv.into is not None else scratch(length)
+        mpi, tag = self._gate.mpi, self._tag(_LONG, number)
+        request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
+        watched = self._gate.poller.watch(request, length)
+        if error is None:
+            watched.callback = lambda: _hand_over(watched, recv, rank)
         else:
-            # Receive it even if it is not wanted: the sender waits until it has been received.
-            into = recv.into if error is None and recv.into is not None else scratch(length)
-            mpi, tag = self._gate.mpi, self._tag(_LONG, number)
-            request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
-            watched = self._gate.poller.watch(request, length)
-            if error is None:
-                watched.callback = lambda: _hand_over(watched, recv, rank)
-                return
-        if error is not None:
             recv.fail(error)
-        else:
-            recv.complete(rank)
 
     # -- tags
 
@@ -226,6 +237,17 @@ class MpiMessenger:
 
     def _tag(self, kind: int, number: int) -> int:
         return _KINDS * number + kind
+
+
+def _give(recv: Recv, rank: int, meta: bytes, data: memoryview) -> None:
+    """Complete ``recv`` by a message that is here, of global rank ``rank``."""
+    error = recv.accept(rank, meta, len(data))
+    if error is not None:
+        recv.fail(error)
+        return
+    if recv.into is not None:
+        copy(recv.into, data)
+    recv.complete(rank)
 
 
 def _hand_over(request: Request, operation: Pending[T], value: T) -> None:

@@ -13,6 +13,7 @@ from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.mpi_messenger import _HEAD, _KINDS, SHORT, MpiMessenger
 from aiodist.backends.mpi.poller import Poller, Request
 from aiodist.errors import DistBackendError
+from aiodist.groups.contexts import MessageContext
 from aiodist.p2p.matching import Recv
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.wire.frames import TENSOR
@@ -60,6 +61,30 @@ def test_a_send_ends_with_its_last_request(
         request.complete(None)
     assert message.done
     assert message.error is None
+
+
+@pytest.mark.parametrize("nbytes", [0, SHORT, SHORT + 1])
+def test_a_message_that_came_for_a_cancelled_task_goes_to_the_next_receive(
+    messenger: MpiMessenger, nbytes: int
+) -> None:
+    """Two have come, and are given back in the other order."""
+    key, group = (TENSOR, 1, 0), SimpleNamespace(endpoint=None)
+
+    def receive() -> Recv:
+        return Recv(key, 1, memoryview(bytearray(nbytes)), b"", lambda *_: None)
+
+    for turn in (2, 1):
+        recv = receive()
+        recv.into, recv.source, recv.turn = memoryview(bytes([turn]) * nbytes), 1, turn
+        context = MessageContext(group, messenger, "recv", 1, 0)  # type: ignore[arg-type]
+        context.receiving(recv).complete(1)
+        hand_back = context.hand_back()
+        assert hand_back is not None
+        hand_back()
+    for turn in (1, 2):
+        recv = messenger.recv(receive())
+        assert (recv.done, recv.value, recv.turn) == (True, 1, turn)
+        assert recv.into == bytes([turn]) * nbytes
 
 
 def test_the_page_on_mpi_says_which_tags_travel() -> None:

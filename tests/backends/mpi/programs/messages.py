@@ -23,6 +23,7 @@ async def messages() -> None:
     await _from_anybody(rank)
     await _taken_back(rank)
     await _taken_back_as_it_came(rank)
+    await _taken_back_after_it_came(rank)
     await _of_another_shape(rank)
     await _objects(rank)
     await _refused(rank)
@@ -96,6 +97,21 @@ async def _taken_back_as_it_came(rank: int) -> None:
         if rank == 0:
             for number, tag in ((1, 3), (2, 3), (3, 4)):
                 await dist.send(np.full(1, float(number)), 1, tag=tag)
+
+
+async def _taken_back_after_it_came(rank: int) -> None:
+    """A message that has come whole, and whose task is cancelled before its next step, is not lost."""
+    for length in (1, LONG):
+        if rank == 0:
+            await dist.send(np.full(length, 5.0), 1)
+            await dist.send(np.full(length, 6.0), 1)
+        elif rank == 1:
+            work = dist.irecv(np.zeros(length), 0)
+            task = asyncio.ensure_future(work)
+            work._when_done(task.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert [(await dist.recv(src=0)).tensor[0] for _ in range(2)] == [5, 6]
 
 
 async def _of_another_shape(rank: int) -> None:
