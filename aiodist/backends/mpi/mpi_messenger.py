@@ -58,6 +58,8 @@ class MpiMessenger:
         self._gate = gate
         self.spin_policy = spin_policy
         self._posted: dict[Recv, _Posted] = {}
+        self._arriving: dict[Recv, tuple[Request, Recv]] = {}
+        """By receive: the request of its long payload, and the receive into whose memory that comes."""
         self._came = 0  # heads
         # Turn, MPI tag, source of each message without a receive, and what gives it to one.
         self._unclaimed: list[tuple[int, int, int, Callable[[Recv], None]]] = []
@@ -101,12 +103,20 @@ class MpiMessenger:
 
     def drop(self, recv: Recv) -> None:
         recv.callback = None
+        self._arriving.pop(recv, None)
         self.withdraw(recv)
 
     def withdraw(self, recv: Recv) -> None:
         posted = self._posted.pop(recv, None)
         if posted is None:
-            return  # it has its message, or the head of it: a long payload comes in any case
+            # It has its message, or the head of it: a long payload comes in any case. In memory of our
+            # own it is for the next receive. The caller's tensor may change before it has come.
+            arriving = self._arriving.pop(recv, None)
+            if arriving is not None and recv.allocate is not None:
+                source = self._numbers[arriving[1].source]
+                give = partial(self._await, arriving=arriving)
+                self._hand_on(recv.turn, self._tag_of(recv.key), source, give)
+            return
         posted.recv = None
         if posted.request is not None and posted.request.request:  # else it has just ended
             posted.request.request.Cancel()
@@ -221,9 +231,27 @@ class MpiMessenger:
         request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
         watched = self._gate.poller.watch(request, length)
         if error is None:
-            watched.callback = lambda: _hand_over(watched, recv, rank)
+            self._await(recv, (watched, recv))
         else:
             recv.fail(error)
+
+    def _await(self, recv: Recv, arriving: tuple[Request, Recv]) -> None:
+        """Complete ``recv`` when its long payload has come."""
+        watched, first = arriving
+
+        def end() -> None:
+            if self._arriving.pop(recv, None) is None:
+                return  # it was given up
+            if watched.error is None and first is not recv:
+                assert first.into is not None  # where the payload came
+                _give(recv, first.source, first.meta, first.into)
+            else:
+                _hand_over(watched, recv, first.source)
+
+        self._arriving[recv] = arriving
+        watched.callback = end
+        if watched.done:
+            end()
 
     # -- tags
 

@@ -16,7 +16,7 @@ from aiodist.errors import DistBackendError
 from aiodist.groups.contexts import MessageContext
 from aiodist.p2p.matching import Recv
 from aiodist.p2p.spin_policy import SpinPolicy
-from aiodist.wire.frames import TENSOR
+from aiodist.wire.frames import OBJECT, TENSOR
 
 FAILED = DistBackendError("MPI failed")
 
@@ -85,6 +85,41 @@ def test_a_message_that_came_for_a_cancelled_task_goes_to_the_next_receive(
         recv = messenger.recv(receive())
         assert (recv.done, recv.value, recv.turn) == (True, 1, turn)
         assert recv.into == bytes([turn]) * nbytes
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["later", "waiting"])
+def test_a_long_message_that_is_coming_goes_to_the_next_receive(
+    messenger: MpiMessenger, requests: list[Request], waits: bool
+) -> None:
+    """Two receives are given up before its payload has come, into memory of the first one."""
+
+    def receive() -> Recv:
+        return Recv(
+            (OBJECT, 1, 0), 1, None, b"", lambda *_: None, lambda _, n: memoryview(bytearray(n))
+        )
+
+    messenger._gate.comm.Irecv = lambda *_: SimpleNamespace(Cancel=lambda: None)
+    messenger._gate.mpi.Status = SimpleNamespace
+    heads = [messenger.recv(receive()) for _ in range(3 if waits else 1)]
+    head = messenger._posted[heads[0]].head
+    _HEAD.pack_into(head, 0, SHORT + 1, 0, 0)
+    requests[0].status = SimpleNamespace(
+        Is_cancelled=lambda: False, Get_source=lambda: 1, Get_tag=lambda: OBJECT
+    )
+    requests[0].complete(None)
+    first, second, third = heads if waits else (heads[0], receive(), receive())
+    messenger.withdraw(first)
+    if not waits:
+        messenger.recv(second)
+    messenger.withdraw(second)
+    assert first.into is not None
+    first.into[:] = bytes([7]) * (SHORT + 1)
+    requests[-1].complete(None)
+    if not waits:
+        messenger.recv(third)
+    assert [recv.done for recv in (first, second, third)] == [False, False, True]
+    assert third.value == 1
+    assert third.into == first.into
 
 
 def test_the_page_on_mpi_says_which_tags_travel() -> None:
