@@ -353,9 +353,9 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         raise InvalidUsageError("--trace is for a job on this machine: leave it out, or -H")
     count = "1" if hosts or args.nproc_per_node is None else args.nproc_per_node
     if args.module:
-        program = module_program(args.script)
+        program = module_program(args.script, variables.get("PYTHONPATH", ""))
     elif args.no_python:
-        program = plain_program(args.script)
+        program = plain_program(args.script, variables.get("PATH"))
     else:
         program = script_program(args.script)
     return JobSpec(

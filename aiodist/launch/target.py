@@ -31,21 +31,24 @@ def script_program(path: str) -> tuple[str, ...]:
     return (sys.executable, path)
 
 
-def module_program(name: str) -> tuple[str, ...]:
+def module_program(name: str, pythonpath: str = "") -> tuple[str, ...]:
     """Return the command that runs the module ``name``, as ``python -m`` does.
 
     Parent packages are searched but not imported: their import may be slow or have side effects.
+    ``pythonpath``: the ranks' PYTHONPATH where it is not the launcher's.
     """
     if name.endswith(".py") or "/" in name:
         raise InvalidUsageError(
             f"-m takes a module's name with dots and without .py, not {name!r}; "
             "leave -m out to run a file"
         )
+    # An installed package comes before a folder here that has no __init__.py.
+    path = ["", *filter(None, pythonpath.split(os.pathsep)), *sys.path]
     places: Sequence[str] | None = None
     spec: importlib.machinery.ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
-        spec = _find(".".join(parts[:depth]), places)
+        spec = _find(".".join(parts[:depth]), places, path)
         if spec is None:
             missing = ".".join(parts[:depth])
             raise InvalidUsageError(
@@ -54,16 +57,19 @@ def module_program(name: str) -> tuple[str, ...]:
         places = spec.submodule_search_locations
         if places is None and depth < len(parts):
             raise InvalidUsageError(f"{spec.name!r} is a module, not a package: no {name!r} in it")
-    if places is not None and _find(f"{name}.__main__", places) is None:
+    if places is not None and _find(f"{name}.__main__", places, path) is None:
         raise InvalidUsageError(
             f"{name!r} is a package without a __main__ module: name a module in it"
         )
     return (sys.executable, "-m", name)
 
 
-def plain_program(name: str) -> tuple[str, ...]:
-    """Return the command of ``--no_python``: any executable file, or a name on PATH."""
-    found = shutil.which(name) or shutil.which(os.path.join(os.curdir, name))
+def plain_program(name: str, path: str | None = None) -> tuple[str, ...]:
+    """Return the command of ``--no_python``: any executable file, or a name on PATH.
+
+    ``path``: the ranks' PATH where it is not the launcher's.
+    """
+    found = shutil.which(name, path=path) or shutil.which(os.path.join(os.curdir, name))
     if found is None:
         if os.path.isfile(name):
             raise InvalidUsageError(
@@ -73,10 +79,12 @@ def plain_program(name: str) -> tuple[str, ...]:
     return (found,)
 
 
-def _find(name: str, places: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+def _find(
+    name: str, places: Sequence[str] | None, path: Sequence[str]
+) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module in ``places``, or of a top-level one in ``path``."""
     if places is None:
-        # An installed package comes before a folder here that has no __init__.py.
-        here = importlib.machinery.PathFinder.find_spec(name, ["", *sys.path])
+        here = importlib.machinery.PathFinder.find_spec(name, path)
         if here is not None:
             return here
         try:

@@ -202,6 +202,14 @@ def test_a_module_in_folders_without_init_files_is_found(specs, capfd):
     assert len(specs) == 1
 
 
+def test_what_starts_is_looked_for_where_the_ranks_variables_say(specs, tmp_path):
+    (tmp_path / "folder" / "tool").touch(0o755)
+    (tmp_path / "folder" / "tool.py").touch()
+    assert cli.main(["run", "--env", "PYTHONPATH=no:folder", "-m", "tool"]) == 0
+    assert cli.main(["run", "--env", "PATH=folder", "--no-python", "tool"]) == 0
+    assert [spec.program[-1] for spec in specs] == ["tool", "folder/tool"]
+
+
 def test_a_program_in_this_folder_is_found_as_the_message_says(specs, tmp_path):
     (tmp_path / "train.py").chmod(0o755)
     assert cli.main(["run", "--no-python", "train.py"]) == 0
