@@ -67,8 +67,8 @@ class Parser(argparse.ArgumentParser):
             argument, name, choices = found.groups()
             known = re.findall(r"[^', ]+", choices)
             message = unknown(f"value for {argument}", name, known)
-        # Python 3.13 does not count what follows the script among what is required.
-        if message.endswith(("required: script, ...", "required: script")):
+        message = message.removesuffix(", ...")  # of a script, which Python 3.13 leaves out
+        if message.endswith("required: script"):
             message = f"no script is named; it goes after the options: {self.prog} ... train.py"
         raise InvalidUsageError(message)
 

@@ -109,6 +109,7 @@ MISTAKES = [
     (["rum", "-n", "2"], "there is no command 'rum': did you mean 'aiodist run'?"),
     (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
     (["help", "runn"], "there is no command 'runn': did you mean 'aiodist run'?"),
+    (["exec"], "required: program\n"),
     (["trace"], "required: DIR\n"),
     (["top", "a", "b"], "unexpected argument 'b'"),
     (["why", "--timeout", "inf"], "--timeout must be above 0 and at most 3600, not inf"),
