@@ -55,10 +55,15 @@ class LogFile:
         self._path = path
         self._tell = tell
         self._file = path.open("wb")
+        self._owner: object = None
+        """The stream that has left a line open."""
         self._has_failed = False
 
     def put(self, source: object, piece: Piece) -> None:
-        self._try(lambda: self._file.write(piece.text + piece.end))
+        # An open line of another stream is ended first, such as that of a process that was replaced.
+        before = b"" if self._owner in (None, source) else b"\n"
+        self._owner = None if piece.end == b"\n" else source
+        self._try(lambda: self._file.write(before + piece.text + piece.end))
 
     def flush(self) -> None:
         self._try(self._file.flush)

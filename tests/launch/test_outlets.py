@@ -98,6 +98,23 @@ def full() -> Iterator[tuple[LogFile, list[str]]]:
     file.close()
 
 
+def test_a_line_in_a_file_has_nothing_of_another_stream(tmp_path: Path) -> None:
+    """A process that was killed within a line may have a successor."""
+    path = tmp_path / "rank0.log"
+    file = LogFile(path, lambda text: None)
+    for source, text, end in (
+        ("before", b"started", b"\n"),
+        ("before", b"9%", b"\r"),
+        ("before", b"10%", b""),
+        ("before", b" of", b""),
+        ("after", b"started", b"\n"),
+        ("after", b"9%", b"\r"),
+    ):
+        file.put(source, Piece(text, end))
+    file.close()
+    assert path.read_bytes() == b"started\n9%\r10% of\nstarted\n9%\r"
+
+
 def test_a_full_disk_is_told_once(full: tuple[LogFile, list[str]]) -> None:
     file, told = full
     for _ in range(3):
