@@ -27,7 +27,7 @@ from aiodist.groups.diagnostics import explained
 from aiodist.groups.group_agreements import refuse
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.group_facts import EndingGroup, GroupFacts
-from aiodist.groups.handle import Group, GroupHandle
+from aiodist.groups.handle import Group
 from aiodist.groups.host_placement import place
 from aiodist.groups.membership_events import Membership
 from aiodist.groups.work import Work
@@ -284,14 +284,14 @@ class World:
             return self.default_group()
         if isinstance(group, NonGroupMember):
             return group
-        if not isinstance(group, GroupHandle):
+        chosen = getattr(group, "_engine", None)  # groups of the torch backend have one as well
+        if not isinstance(chosen, GroupEngine):
             raise TypeError(f"group must be a ProcessGroup, not {type(group).__name__}")
-        chosen = group._engine
         is_stale = self._endpoint is not None and not self.owns(chosen)
         if chosen.world is not self or (is_stale and not chosen.is_closed):  # a closed one says so
             raise InvalidUsageError(
-                f"group {chosen.group_name!r} was made by another rank of this process, or before "
-                "destroy_process_group(); make a new one"
+                f"group {chosen.group_name!r} was made by another rank of this process, by torch's own "
+                "init_process_group(), or before destroy_process_group(); make a new one"
             )
         return chosen
 

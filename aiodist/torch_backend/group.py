@@ -259,9 +259,9 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         def start() -> Work[Any]:
             self._check_device(tensors)
-            to = check_other(self._group, check_rank(self._group, None, dstRank, "dst"), "dst")
+            to = check_other(self._engine, check_rank(self._engine, None, dstRank, "dst"), "dst")
             tensor = single(tensors, "tensors")
-            return self._group.start(Send(tensor, to, check_tag(tag)))
+            return self._engine.start(Send(tensor, to, check_tag(tag)))
 
         operation = self._submit("send", start)
         return self._handed(TorchWork(operation, tensors, None))
@@ -277,14 +277,14 @@ class TorchGroup(Membership):
             source = srcRank
             if source is not None:
                 source = check_other(
-                    self._group, check_rank(self._group, None, source, "src"), "src"
+                    self._engine, check_rank(self._engine, None, source, "src"), "src"
                 )
             tensor = single(tensors, "tensors")
-            return self._group.start(Recv(tensor, source, check_tag(tag)))
+            return self._engine.start(Recv(tensor, source, check_tag(tag)))
 
         name = "recvAnySource" if srcRank is None else "recv"
         operation = self._submit(name, start)
-        numbers = {rank: number for number, rank in enumerate(self._group.ranks)}
+        numbers = {rank: number for number, rank in enumerate(self._engine.ranks)}
         return self._handed(TorchReceive(operation, tensors, numbers))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> c10d.Work:

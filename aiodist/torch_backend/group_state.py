@@ -43,7 +43,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         """``owns_world``: the world closes with this group."""
         super().__init__(group.rank, group.size)
         self._world = world
-        self._group = group
+        self._engine = group
         self._owns_world = owns_world
         self.shared: SharedWorld | None = None
         """The world of ``aiodist.sync``, where this group stands for its default group."""
@@ -69,7 +69,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
         def run() -> Started:
             self._check_device(tensors)
-            works = start(self._group, timeout)
+            works = start(self._engine, timeout)
             return works if isinstance(works, Work) else all_started(works)
 
         # A caller that would only wait runs the operation itself.
@@ -185,11 +185,11 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def members(self, ranks: Sequence[int]) -> list[int]:
         """Return the engine's global ranks of some ranks of this group."""
-        return [self._group.ranks[rank] for rank in ranks]
+        return [self._engine.ranks[rank] for rank in ranks]
 
     def subgroup(self, name: str, ranks: Sequence[int], timeout: timedelta | None) -> Self:
         """Return a group of global ranks over the same connections. ``timeout``: None for the group's."""
-        seconds = self._group.timeout if timeout is None else to_seconds(timeout)
+        seconds = self._engine.timeout if timeout is None else to_seconds(timeout)
         return type(self)(self._world, self._world.subgroup(name, ranks, seconds), False)
 
     def splitGroup(  # noqa: N802
@@ -206,7 +206,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         if self.rank() not in chosen:
             return None
         # The ranks are in it: a rank may be in parts that others are not in, and makes more of them.
-        label = name or f"{self._group.group_name}:split:{chosen}"
+        label = name or f"{self._engine.group_name}:split:{chosen}"
         part = self.subgroup(label, self.members(chosen), timeout)
         part.setGroupName(label)
         part.setGroupDesc(desc or "")
@@ -215,7 +215,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations without a timeout of their own."""
-        self._group.timeout = to_seconds(timeout)
+        self._engine.timeout = to_seconds(timeout)
 
     def shutdown(self) -> None:
         """Close the group, after some seconds for operations in progress."""
@@ -232,7 +232,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
                 if self._owns_world:
                     self._world.close(*seconds)
                 else:
-                    self._world.remove([self._group], *seconds)
+                    self._world.remove([self._engine], *seconds)
         finally:
             for completions in list(self._levels.values()):
                 completions.close()

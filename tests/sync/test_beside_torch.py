@@ -164,6 +164,13 @@ def test_torchs_group_is_the_blocking_apis_own(job: Job) -> None:
             assert t.tolist() == [8.0, 8.0]
             for group in (torch_dist.new_group(backend="gloo"), torch_dist.new_group([0, 1])):
                 torch_dist.broadcast(t, 1, group=group)
+            mesh = torch_dist.init_device_mesh("cpu", (2,))
+            for group in (torch_dist.group.WORLD, mesh.get_group(), torch_dist.new_group([1])):
+                t = torch.tensor([rank])
+                if rank or torch_dist.get_world_size(group) == 2:
+                    dist.broadcast(t, 1, group)
+                    assert t.item() == 1
+                    assert dist.get_rank(group) == torch_dist.get_rank(group)
             objects = [None, None]
             torch_dist.all_gather_object(objects, rank)
             assert objects == [0, 1]

@@ -338,7 +338,7 @@ def part_dropped(rank: int, size: int) -> None:
     part = dist.group.WORLD.subgroup("part", list(range(size)), None)
     part.allreduce([torch.ones(1)]).wait()
     names = [group.group_name for group in part._world._world.groups]
-    engine = part._group
+    engine = part._engine
     del part
     end = perf_counter() + 25
     while engine in engine.world.groups and perf_counter() < end:
