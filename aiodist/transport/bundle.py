@@ -29,6 +29,7 @@ class Bundle:
         self._to_write = BLOCK_BYTES
         self.ended = False
         """Whether the stream has ended, perhaps behind the bytes that were read."""
+        self._failure: OSError | None = None  # how it ended behind them
 
     def fileno(self) -> int:
         """Return the descriptor of the socket whose turn it is to be read."""
@@ -52,6 +53,8 @@ class Bundle:
 
     def recv_into(self, buffer: memoryview | bytearray) -> int:
         """Read as much as is there: fewer bytes than asked for mean that no more has arrived."""
+        if self._failure is not None:
+            raise self._failure
         view = memoryview(buffer)
         count = 0
         while count < len(view):
@@ -62,10 +65,10 @@ class Bundle:
                 if count:
                     return count
                 raise
-            except OSError:
+            except OSError as error:
                 if not count:
                     raise
-                got = 0
+                got, self._failure = 0, error
             count += got
             self.ended = not got
             self._to_read -= got

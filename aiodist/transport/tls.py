@@ -110,8 +110,11 @@ class TlsConnection(SocketConnection):
         self._again_if_pending()
 
     def _again_if_pending(self) -> None:
-        # What is decrypted and was left for fairness: no event of the socket will speak of it.
-        if self._receiver is not None and self._secured.fileno() >= 0 and self._secured.pending():
+        # What is decrypted and was left for fairness, or a failure behind it: no event of the socket
+        # will speak of it.
+        secured = self._secured
+        reads = self._receiver is not None and not self._end_of_input and secured.fileno() >= 0
+        if reads and (secured.ended or secured.pending()):
             self._loop.call_soon(self._read_on)
 
     def _ends_behind(self) -> bool:
@@ -133,6 +136,7 @@ class _Secured:
             raise
         self.ended = False
         """Whether the stream has ended, perhaps behind the bytes that were read."""
+        self._failure: OSError | None = None  # how it ended behind them
 
     def detach(self) -> int:
         return self._ssl.detach()
@@ -154,6 +158,8 @@ class _Secured:
 
     def recv_into(self, buffer: Any) -> int:
         """As much as there is: fewer bytes than asked for mean that no more has arrived."""
+        if self._failure is not None:
+            raise self._failure
         view = memoryview(buffer)
         count = 0
         while count < len(view):
@@ -163,10 +169,10 @@ class _Secured:
                 if count:
                     return count
                 raise BlockingIOError from None
-            except OSError:
+            except OSError as error:
                 if not count:
                     raise
-                got = 0
+                got, self._failure = 0, error
             if not got:
                 self.ended = True
                 return count  # the next call finds the end again

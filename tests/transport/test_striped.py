@@ -9,6 +9,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -73,6 +74,28 @@ def test_the_end_comes_after_the_last_byte() -> None:
         buffer = bytearray(2 * BLOCK_BYTES)
         assert into.recv_into(buffer) == BLOCK_BYTES + 5
         assert into.recv_into(buffer) == 0
+
+
+def test_a_failure_comes_after_the_last_byte() -> None:
+    class Broken:
+        """A stream of which the system tells once that it is broken."""
+
+        told = False
+
+        def recv_into(self, buffer: memoryview) -> int:
+            if self.told:
+                return 0
+            self.told = True
+            raise ConnectionResetError
+
+    (ours,), (theirs,) = pairs(1)
+    with ours, theirs:
+        into = Bundle([theirs, cast(Any, Broken())])
+        assert ours.send(bytes(BLOCK_BYTES)) == BLOCK_BYTES
+        buffer = bytearray(2 * BLOCK_BYTES)
+        assert into.recv_into(buffer) == BLOCK_BYTES
+        with pytest.raises(ConnectionResetError):
+            into.recv_into(buffer)
 
 
 async def connected(transport: StripedTransport) -> tuple[Connection, Connection]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 import struct
@@ -21,7 +22,7 @@ from aiodist.transport.connecting import connect_socket
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport
 from tests.certificates import tls_files
-from tests.limits import until
+from tests.limits import scaled, until
 
 
 async def test_a_certificate_of_another_authority_is_refused_on_both_sides(
@@ -160,6 +161,27 @@ async def test_nothing_older_than_tls_1_3_is_spoken() -> None:
             await asyncio.open_connection(host, int(port), ssl=context, server_hostname="")
     finally:
         await listener.close()
+
+
+async def test_a_damaged_record_behind_good_bytes_is_an_error_at_once() -> None:
+    accepted: list[Connection] = []
+    transport = TlsTransport("127.0.0.1", tls_files())
+    listener = await transport.listen(accepted.append)
+    ours = await transport.connect(listener.address, Deadline(20))
+    await until(lambda: bool(accepted))
+    await listener.close()
+    try:
+        sink = Sink()
+        accepted[0].start(sink)
+        ours.send([b"hello"])
+        os.write(ours._fd, b"\x17\x03\x03\x00\x20" + bytes(32))  # type: ignore[attr-defined]
+        async with asyncio.timeout(scaled(5)):
+            await sink.ended()
+        assert isinstance(sink.ends[0], DistNetworkError)
+        assert isinstance(sink.ends[0].__cause__, ssl.SSLError)
+    finally:
+        ours.abort()
+        accepted[0].abort()
 
 
 async def test_a_listener_that_resets_before_tls_begins_is_a_network_error() -> None:
