@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiodist")
 
 
+DEPARTED_SECONDS = 1.0
+"""Where another library carries messages: how long those of a member that has left may still come."""
+
+
 class ShmPlan(NamedTuple, Generic[T]):
     """What equal collectives in shared memory have in common; ``T`` is the memory of one of them."""
 
@@ -440,6 +444,12 @@ class GroupEngine(Messaging):
         self._left.add(rank)
         if self.communicator is not None:
             self.communicator.poll()  # it may have left everything there before
+        if self._messenger is None:
+            self._fail_waiting(rank, error)
+        else:  # the word of its end may overtake what it sent, and what MPI says of what it got
+            self._loop.call_later(DEPARTED_SECONDS, self._fail_waiting, rank, error)
+
+    def _fail_waiting(self, rank: int, error: PeerLostError) -> None:
         if any(rank in work._waiting_for() for work in self._active.values()):
             self.peer_lost(error)
         else:
