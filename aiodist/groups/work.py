@@ -407,7 +407,7 @@ class Work(Coroutine[Any, Any, T]):
         ``asyncio.wrap_future`` makes it awaitable on another loop. It cannot be cancelled.
         """
         self._asked = True
-        future: WorkFuture[Any] = WorkFuture()
+        future: WorkFuture[Any] = WorkFuture(self._loop)
         future.set_running_or_notify_cancel()
 
         def resolve() -> None:

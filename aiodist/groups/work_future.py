@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable
@@ -16,8 +17,25 @@ S = TypeVar("S")
 class WorkFuture(concurrent.futures.Future[T]):
     """A future of `concurrent.futures`, and ``wait``, ``value`` and ``then`` of ``torch.futures``."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """``loop``: the one that completes it, whose thread cannot wait for it; None if there is none."""
+        super().__init__()
+        self._loop = loop
+
+    def result(self, timeout: float | None = None) -> T:
+        """Do as `wait`, for at most ``timeout`` seconds."""
+        if self._loop is not None and asyncio._get_running_loop() is self._loop and not self.done():
+            raise InvalidUsageError(
+                "this would block the event loop that has to complete the future; "
+                "await asyncio.wrap_future(future)"
+            )
+        return super().result(timeout)
+
     def wait(self) -> T:
-        """Block until it is complete; its value, or its error raised."""
+        """Block until it is complete; its value, or its error raised.
+
+        Raises InvalidUsageError in the thread of the loop that completes it.
+        """
         return self.result()
 
     def value(self) -> T:
@@ -32,7 +50,7 @@ class WorkFuture(concurrent.futures.Future[T]):
         It is called here and now where this one is complete; else in a thread of its own, so
         it may wait for other operations.
         """
-        following: WorkFuture[S] = WorkFuture()
+        following: WorkFuture[S] = WorkFuture(self._loop)
         following.set_running_or_notify_cancel()
 
         def run() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -14,6 +15,17 @@ def test_a_value_before_its_time_is_refused() -> None:
         future.value()
     future.set_result(4)
     assert future.value() == future.wait() == 4
+
+
+async def test_the_loops_thread_is_told_that_it_cannot_wait_for_a_future_of_its_own() -> None:
+    loop = asyncio.get_running_loop()
+    future: WorkFuture[int] = WorkFuture(loop)
+    for one in (future, future.then(lambda done: done.value())):
+        with pytest.raises(dist.InvalidUsageError, match="wrap_future"):
+            one.wait()
+    loop.call_soon(future.set_result, 4)
+    assert await asyncio.wrap_future(future) == 4
+    assert future.wait() == 4
 
 
 def test_then_of_a_complete_future_runs_here() -> None:
