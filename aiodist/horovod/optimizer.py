@@ -131,6 +131,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     if process_set is global_process_set:
         session.reducers.append(reducer)
         reducer.enter_join(len(session.reducers))
+    else:
+        session.reducers_of_sets.append(reducer)
     return _with_reducer(optimizer, reducer)
 
 

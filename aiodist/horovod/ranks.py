@@ -23,6 +23,8 @@ class Session:
         self.places = places
         self.reducers: list[GradientReducer] = []
         """Those of the optimizers over all ranks, in the order in which they were made."""
+        self.reducers_of_sets: list[GradientReducer] = []
+        """Those of the optimizers over process sets."""
         self.process_sets = 0
         """How many process sets were made."""
 
@@ -68,12 +70,12 @@ def _place() -> tuple[int, int]:
 
 
 def shutdown() -> None:
-    """Close all groups, and leave the parameters of optimizers over all ranks alone.
+    """Close all groups, and leave the parameters of distributed optimizers alone.
 
     Without `init` before it, do nothing.
     """
     found: Session | None = current_world().extras.get(Session)
-    for reducer in [] if found is None else found.reducers:
+    for reducer in [] if found is None else found.reducers + found.reducers_of_sets:
         reducer.close()
     if dist.is_initialized():
         dist.destroy_process_group()

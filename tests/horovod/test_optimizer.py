@@ -403,10 +403,12 @@ def test_batch_norm_of_large_means_and_of_half_precision(
 
 def test_parameters_are_free_for_another_reducer_after_shutdown(run_hvd: RunHvd) -> None:
     def on_rank(rank: int) -> None:
-        model = fresh()
+        model, other = fresh(), fresh()
         hvd.DistributedOptimizer(optimizer_of(model))
+        some = hvd.add_process_set([0, 1])
+        hvd.DistributedOptimizer(optimizer_of(other), process_set=some)
         hvd.shutdown()
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
-        GradientReducer(model.parameters())
+        GradientReducer([*model.parameters(), *other.parameters()])
 
     run_hvd(2, on_rank)
