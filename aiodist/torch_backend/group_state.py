@@ -210,7 +210,8 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         part = self.subgroup(label, self.members(chosen), timeout)
         part.setGroupName(label)
         part.setGroupDesc(desc or "")
-        self._parts.append(part)  # C++ does not keep the Python half of it
+        # C++ does not keep the Python half of an open part.
+        self._parts = [*(each for each in self._parts if each._on_drop.alive), part]
         return part
 
     def set_timeout(self, timeout: timedelta) -> None:

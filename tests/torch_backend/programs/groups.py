@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import weakref
 from datetime import timedelta
 from time import perf_counter, sleep
 
@@ -83,6 +84,10 @@ def splitting(rank: int, size: int) -> None:
     part.allreduce([t]).wait()
     assert t.item() == sum(half)
     part.shutdown()
+    ended = weakref.ref(part)
+    del part
+    dist.group.WORLD.split_group([rank])
+    assert ended() is None
     for pair in ([0, 1], [1, 2], [0, 2]):
         if rank in pair:
             t = torch.tensor([float(rank)])
