@@ -79,7 +79,7 @@ def bar(share: float, *, blocks: bool, width: int = BAR) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Write a figure for each operation that has sizes: time over bytes. Needs matplotlib."""
+    """Write a figure for each operation that has sizes, as SVG: time over bytes. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     sized: Mapping[str, list[Row]] = {
@@ -106,4 +106,4 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(frameon=False)
     figure.suptitle(title, fontsize=9)
-    figure.savefig(path)
+    figure.savefig(path, format="svg")

@@ -21,6 +21,7 @@ from aiodist.bench.peers import PEERS
 from aiodist.bench.times import Timing
 from aiodist.commands.output_file import check_output
 from aiodist.commands.terminal import BOLD, GREEN, coloured, has_colours
+from aiodist.commands.trace import check_kind
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of, unknown
 from aiodist.launch.quantities import sizes
@@ -93,6 +94,7 @@ def main(argv: Sequence[str]) -> int:
     cases = _cases(args, args.ranks * nodes.nnodes)
     if args.svg and importlib.util.find_spec("matplotlib") is None:
         raise InvalidUsageError("--svg needs matplotlib: pip install matplotlib")
+    check_kind(Path(args.svg or ""))
     for option, name in (("--svg", args.svg), ("--json", args.json)):
         if name:
             check_output(option, Path(name))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
 import pytest
 
 from aiodist.bench.cases import Case
-from aiodist.bench.chart import BAR, Row, bar, table
+from aiodist.bench.chart import BAR, Row, bar, draw, table
 from aiodist.bench.times import Timing, timing
 
 
@@ -42,6 +46,14 @@ def test_bars_are_as_long_as_the_terminal_has_room_for_them(
 @pytest.mark.parametrize(("share", "text"), [(1.0, "████"), (0.5, "██"), (0.53, "██▏"), (0.0, "▏")])
 def test_a_bar_has_eighths_of_a_character(share: float, text: str) -> None:
     assert bar(share, blocks=True, width=4) == text
+
+
+def test_a_figure_is_an_svg_whatever_its_file_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = MagicMock()  # matplotlib itself takes a second to import
+    monkeypatch.setitem(sys.modules, "matplotlib", drawing)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", drawing)
+    draw([row(4, "gloo", 100.0)], Path("figure.txt"), "here")
+    drawing.Figure.return_value.savefig.assert_called_once_with(Path("figure.txt"), format="svg")
 
 
 def test_a_timing_has_median_mean_and_p99() -> None:

@@ -77,6 +77,7 @@ def test_gloo_is_not_aiodist_by_another_name(monkeypatch: pytest.MonkeyPatch) ->
         (["--seconds", "inf"], "above 0 and finite, not inf"),
         (["--against", "glo"], "did you mean gloo?"),
         (["--sizes", "big"], "write 4, 64K or 16M"),
+        (["--svg", "figure.png"], "the picture is an SVG, which every browser shows"),
     ],
 )
 def test_mistakes(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
