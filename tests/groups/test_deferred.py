@@ -63,7 +63,7 @@ async def test_a_deferred_work_is_waited_for_like_any_other() -> None:
             return dist.all_reduce(x)
 
         work = await asyncio.to_thread(in_thread)
-        assert repr(work) == "<Work all_reduce: running>"
+        assert repr(work) == "<Work all_reduce(): starts when it is awaited>"
         assert not work.is_completed()
         await work
         assert work.is_success()
