@@ -189,12 +189,12 @@ class Console:
     """The launcher's stdout and stderr as screens, which are one screen if both go to one place."""
 
     def __init__(self, stdout: int, stderr: int) -> None:
-        """Ranks have colours on a terminal, unless NO_COLOR is set."""
+        """Ranks have colours on a terminal that knows them, unless NO_COLOR is set."""
         self.stdout = Screen(stdout, tty=os.isatty(stdout))
         self.stderr = self.stdout
         if not os.path.sameopenfile(stdout, stderr):
             self.stderr = Screen(stderr, tty=os.isatty(stderr))
-        self._colour = not os.environ.get("NO_COLOR")
+        self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def prefix(self, ranks: Sequence[int], screen: Screen) -> bytes:
         """Return the prefix of a line that all of ``ranks`` have written on ``screen``."""

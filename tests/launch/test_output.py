@@ -212,13 +212,16 @@ def pty() -> Iterator[int]:
 
 def test_ranks_have_colours_on_a_terminal_only(pty, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     with open(os.devnull, "wb") as null:
         console = Console(pty, null.fileno())
         assert console.prefix([1], console.stdout) == b"\x1b[33m[1]\x1b[0m "
         assert console.prefix([1], console.stderr) == b"[1] "
-        monkeypatch.setenv("NO_COLOR", "1")
-        console = Console(pty, null.fileno())
-        assert console.prefix([1], console.stdout) == b"[1] "
+        for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+            with monkeypatch.context() as patched:
+                patched.setenv(name, value)
+                console = Console(pty, null.fileno())
+                assert console.prefix([1], console.stdout) == b"[1] "
 
 
 def test_one_place_is_one_screen(pty):

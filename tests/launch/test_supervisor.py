@@ -451,7 +451,8 @@ def test_on_a_terminal_prompts_show_before_their_end_and_ranks_have_colours(sand
     try:
         script = sandbox.script("print('name? ', end=''); print('hello ' + input())\n")
         ends = {"stdin": follower, "stdout": follower, "stderr": follower}
-        job = sandbox.start(*run_command, script, env={"NO_COLOR": ""}, **ends)
+        env = {"NO_COLOR": "", "TERM": "xterm"}
+        job = sandbox.start(*run_command, script, env=env, **ends)
         shown = b""
         while not shown.endswith(b"[0]\x1b[0m name? "):
             shown += os.read(leader, 1024)
