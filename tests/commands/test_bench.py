@@ -60,6 +60,15 @@ def test_ctrl_c_ends_a_rank_that_measures_without_a_traceback(
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_node_says_where_the_times_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodist.commands.bench.run_job", lambda spec: 0)
+    nodes = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "node0", "-n", "1"]
+    assert main(["bench", *nodes]) == 0
+    assert "node 0 shows and writes the times\n" in capsys.readouterr().err
+
+
 def test_gloo_is_not_aiodist_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_INSTEAD_OF", "gloo")
     nodes = nodes_of(parser().read([]), {})
