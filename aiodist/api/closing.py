@@ -40,8 +40,10 @@ async def destroy_process_group(group: Group | None = None) -> None:
     groups = world.groups if chosen is world.default else [chosen]
     lonely = [(w, w._describe()) for each in groups for w in each.under_way() if not w._is_awaited]
     if chosen is world.default:
-        error = await close_world(world)
-        world.destroyed = True
+        try:
+            error = await close_world(world)
+        finally:
+            world.destroyed = True
     else:
         error = await close_groups(world, [chosen])
     for work, what in lonely:

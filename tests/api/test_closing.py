@@ -99,6 +99,8 @@ async def test_a_cancelled_destroy_ends_what_is_under_way_and_closes_all() -> No
                 if closed is not None:
                     work = dist.isend(np.ones(1 << 18), 1)
             assert not dist.is_initialized()
+            with pytest.raises(dist.NotInitializedError, match="since destroy_process_group"):
+                dist.get_rank()
             over.set()
         await over.wait()
 
