@@ -403,6 +403,11 @@ class MessageContext:
         """Note that a receive from any rank has its message, from global rank ``rank``, on its way."""
         self.other = rank
 
+    def waits_for(self, rank: int) -> bool:
+        """Return whether global rank ``rank`` has yet to send or to take the message."""
+        pending: Send | Recv | None = self._send or self.recv
+        return self.other == rank and pending is not None and not pending.done
+
     def sending(self, message: Send) -> Send:
         self._send = message
         return message

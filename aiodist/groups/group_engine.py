@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiodist")
 
 
-DEPARTED_SECONDS = 1.0
-"""Where another library carries messages: how long those of a member that has left may still come."""
-
-
 class ShmPlan(NamedTuple, Generic[T]):
     """What equal collectives in shared memory have in common; ``T`` is the memory of one of them."""
 
@@ -441,16 +437,13 @@ class GroupEngine(Messaging):
 
     def peer_left(self, rank: int, error: PeerLostError) -> None:
         """Fail what waits for a member that has left; the rest goes on."""
-        self._left.add(rank)
+        self._left[rank] = error
         if self.communicator is not None:
             self.communicator.poll()  # it may have left everything there before
-        if self._messenger is None:
-            self._fail_waiting(rank, error)
-        else:  # the word of its end may overtake what it sent, and what MPI says of what it got
-            self._loop.call_later(DEPARTED_SECONDS, self._fail_waiting, rank, error)
-
-    def _fail_waiting(self, rank: int, error: PeerLostError) -> None:
-        if any(rank in work._waiting_for() for work in self._active.values()):
+        if self._messenger is not None:
+            for work in self.under_way():
+                self._fail_departed_later(work)
+        elif any(rank in work._waiting_for() for work in self._active.values()):
             self.peer_lost(error)
         else:
             self._fail_lonely()

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from aiodist.groups.group_facts import RankWorld
 
 
+DEPARTED_SECONDS = 1.0
+"""Where another library carries messages: how long those of a member that has left may still come."""
+
+
 class MessagePlan:
     """What equal short messages between two ranks have in common."""
 
@@ -99,7 +103,7 @@ class Messaging(GroupLifecycle):
     ) -> None:
         super().__init__(world, name, ranks, backend_name, timeout, settings)
         self._messages: dict[MessageContext, Work[Any]] = {}
-        self._left: set[int] = set()  # members that said goodbye
+        self._left: dict[int, PeerLostError] = {}  # members that said goodbye
         self._messenger: Messenger | None = None
         self._gate: CollectiveGate | None = None
         self._loop = world.loop
@@ -279,7 +283,7 @@ class Messaging(GroupLifecycle):
         if recv.done:
             work._over_at(self._spin_policy)
         self._limit(work, timeout)
-        if self._left and from_any:
+        if self._left and from_any and self._messenger is None:
             self._fail_lonely()
         return work
 
@@ -312,7 +316,7 @@ class Messaging(GroupLifecycle):
         work: Work[T] = self._register(context, record)
         work._start_body(_run_body(work, context, body))
         self._limit(work, timeout)
-        if self._left and context.from_any_rank:
+        if self._left and context.from_any_rank and self._messenger is None:
             self._fail_lonely()
         return work
 
@@ -341,16 +345,42 @@ class Messaging(GroupLifecycle):
     def _limit(self, work: Work[Any], timeout: float | None) -> None:
         """Let ``work`` fail after ``timeout`` seconds, the group's where None."""
         self._deadlines.add(work, self.timeout if timeout is None else timeout)
+        if self._left and self._messenger is not None:
+            self._fail_departed_later(work)
 
     def close(self, error: GroupClosedError) -> None:
         super().close(error)
         self._deadlines.close()
 
-    def _fail_lonely(self) -> None:
-        """Fail receives from any rank once no other rank is left. Connect to those that may have left."""
-        lonely = [item for item in self._messages.items() if item[0].from_any_rank]
+    def _fail_departed_later(self, work: Work[Any]) -> None:
+        """Fail ``work`` in a while if it waits for a member that has left, of which MPI says nothing.
+
+        The word of a member's end may overtake what it has sent, and what MPI says of what it has got.
+        """
+        self._loop.call_later(DEPARTED_SECONDS, self._fail_departed, work)
+
+    def _fail_departed(self, work: Work[Any]) -> None:
+        context = work._context
+        for rank, error in self._left.items():
+            if not isinstance(context, MessageContext):
+                if rank in work._waiting_for():
+                    self.peer_lost(error)
+            elif context.waits_for(rank):
+                work._fail(error.again())
+        self._fail_lonely(work)
+
+    def _fail_lonely(self, only: Work[Any] | None = None) -> None:
+        """Fail receives from any rank once no other rank is left. Connect to those that may have left.
+
+        ``only``: the one receive to fail.
+        """
+        lonely = [
+            item
+            for item in self._messages.items()
+            if item[0].from_any_rank and only in (None, item[1])
+        ]
         if lonely and len(self._left) < self.size - 1:
-            for rank in {*self.ranks} - self._left - {self.global_rank}:
+            for rank in {*self.ranks} - self._left.keys() - {self.global_rank}:
                 self.endpoint.reach(rank)
             return
         for context, work in lonely:
