@@ -19,6 +19,7 @@ from aiodist.bench.chart import Row, draw, table
 from aiodist.bench.measure import Effort
 from aiodist.bench.peers import PEERS
 from aiodist.bench.times import Timing
+from aiodist.commands.main import version_of
 from aiodist.commands.output_file import check_output
 from aiodist.commands.terminal import BOLD, GREEN, coloured, has_colours
 from aiodist.commands.trace import check_kind
@@ -193,6 +194,5 @@ def _show(rows: Sequence[Row], against: str | None) -> None:
 
 
 def _machine() -> str:
-    from importlib.metadata import version
-
-    return f"{len(own_cores())} cores, torch {version('torch')}, aiodist {version('aiodist')}"
+    versions = ", ".join(f"{name} {version_of(name)}" for name in ("torch", "aiodist"))
+    return f"{len(own_cores())} cores, {versions}"

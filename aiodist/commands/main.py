@@ -48,7 +48,7 @@ def _chosen(argv: Sequence[str]) -> int:
         sys.stdout.write(help_text())
         return 0
     if command in ("-V", "--version"):
-        sys.stdout.write(f"aiodist {_version()}\n")
+        sys.stdout.write(f"aiodist {version_of('aiodist')}\n")
         return 0
     if not command:
         sys.stderr.write(help_text())
@@ -88,10 +88,11 @@ def _carry_out(command: str, rest: Sequence[str]) -> int:
         return 1
 
 
-def _version() -> str:
-    from importlib import metadata  # not above: no other command needs it, and it imports email
+def version_of(package: str) -> str:
+    """Return the version of an installed package, or that it is not installed."""
+    from importlib import metadata  # not above: few commands need it, and it imports email
 
     try:
-        return metadata.version("aiodist")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "(not installed)"

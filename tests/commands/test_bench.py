@@ -6,13 +6,14 @@ import json
 import runpy
 import signal
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import aiodist
 from aiodist.bench.cases import Case
-from aiodist.commands.bench import _cases, _job, parser
+from aiodist.commands.bench import _cases, _job, _machine, parser
 from aiodist.commands.main import main
 from aiodist.launch.args import nodes_of
 from benchmarks.processes import environment
@@ -58,6 +59,16 @@ def test_ctrl_c_ends_a_rank_that_measures_without_a_traceback(
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_package_without_metadata_does_not_lose_the_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert _machine().endswith("torch (not installed), aiodist (not installed)")
 
 
 def test_a_node_says_where_the_times_are(
