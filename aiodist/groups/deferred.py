@@ -102,9 +102,6 @@ class DeferredWork(Work[T]):
     def _waiting_for(self) -> Sequence[int]:
         return () if self._begun is None else self._begun._waiting_for()
 
-    def _describe(self) -> str:
-        return self.__name__ if self._begun is None else self._begun._describe()
-
     def is_completed(self) -> bool:
         self._start_soon()  # a thread may ask again and again, and do nothing else
         return super().is_completed()
@@ -144,9 +141,15 @@ class DeferredWork(Work[T]):
 
         def settle() -> None:
             self._source, self._unread = begun._source, begun._unread
-            self._settle(begun._value, begun.exception())
+            self._settle(begun._value, begun._error)
 
+        begun._asked = True  # as this one has been
         begun._when_done(settle)
+
+    def _heard(self) -> None:
+        super()._heard()
+        if self._begun is not None:
+            self._begun._heard()
 
     def _start_failed(self, error: BaseException) -> None:
         self._begin = None

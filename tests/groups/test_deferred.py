@@ -130,6 +130,28 @@ async def test_one_that_never_starts_warns() -> None:
     assert [str(each.message) for each in found] == ["barrier() was never awaited or waited for"]
 
 
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_failure_that_no_thread_asks_for_is_logged(
+    asks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def in_thread() -> None:
+        work = dist.irecv(np.zeros(1), 1, timeout=0.01)
+        while not work.is_completed():
+            time.sleep(0.005)
+        if asks:
+            assert isinstance(work.exception(), dist.CollectiveTimeoutError)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            await asyncio.to_thread(in_thread)
+        await dist.barrier()
+
+    await run_ranks(2, main)
+    gc.collect()
+    failed = [each for each in caplog.messages if "failed and was not awaited: recv" in each]
+    assert len(failed) == (not asks)
+
+
 async def test_blocking_calls_in_a_thread_join_the_world_of_the_loop() -> None:
     async def main(rank: int) -> None:
         x = np.full(3, rank + 1.0)
