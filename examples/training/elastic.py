@@ -135,7 +135,7 @@ def main() -> None:
     """Read the options, meet the other ranks, train."""
     parser = common.add_rank_options(common.training_options(__doc__))
     parser.add_argument("--kill", metavar="STEP:RANK", help="the rank kills itself in that step")
-    parser.add_argument("--save-every", type=int, default=1, metavar="STEPS")
+    parser.add_argument("--save-every", type=common.options.count, default=1, metavar="STEPS")
     options = parser.parse_args()
     dist.init_process_group(**common.rendezvous(options))
     try:

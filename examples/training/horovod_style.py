@@ -118,7 +118,7 @@ def main() -> None:
     horovod.add_argument("--compression", default="none", choices=("none", "fp16", "bf16"))
     horovod.add_argument(
         "--batches-per-allreduce",
-        type=int,
+        type=common.options.count,
         default=1,
         help="parts of a batch, each with a backward",
     )

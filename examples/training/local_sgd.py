@@ -131,7 +131,7 @@ def main() -> None:
     """Read the options, meet the other ranks, train."""
     parser = common.add_rank_options(common.training_options(__doc__))
     parser.set_defaults(lr=0.003)  # of AdamW
-    parser.add_argument("--sync-every", type=int, default=16, metavar="K", help="steps in a round")
+    parser.add_argument("--sync-every", type=common.options.count, default=16, metavar="STEPS")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.5, help="0.9 for many rounds")
     parser.add_argument("--synchronous", action="store_true", help="average in every step instead")

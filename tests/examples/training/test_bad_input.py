@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -151,3 +152,32 @@ def test_every_recipe_has_the_usual_options_and_asks_for_its_launcher() -> None:
         assert code == 2
         asks = "error: this is no task of Slurm" if name == "slurm.py" else ASKS
         assert asks in said
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize(
+    ("recipe", "option"),
+    [
+        ("local_sgd", "--sync-every"),
+        ("elastic", "--save-every"),
+        ("horovod_style", "--batches-per-allreduce"),
+    ],
+)
+def test_a_number_that_is_divided_by_is_not_0(
+    recipe: str,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(RECIPES)
+    monkeypatch.setattr(sys, "argv", [recipe, option, "0"])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(recipe).main()
+    finally:
+        for name in set(sys.modules) - known:
+            if name == recipe or name.partition(".")[0] == "common":
+                del sys.modules[name]
+    assert ended.value.code == 2
+    assert f"argument {option}: 0 is not a number from 1 on" in capsys.readouterr().err
