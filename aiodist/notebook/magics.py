@@ -8,6 +8,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import Image, display
 
+from aiodist.errors import PeerLostError
 from aiodist.notebook.cells import CellResult, check_cell, run_cell
 from aiodist.rank_processes import Cluster, RanksError
 from aiodist.sync.portal import portal
@@ -53,6 +54,12 @@ class RanksMagics(Magics):
         try:
             results = portal().run(cluster.run_on, chosen, run_cell, cell, self._cells)
         except RanksError as error:
+            for rank, lost in error.by_rank.items():
+                if isinstance(lost, PeerLostError) and lost.rank == rank:
+                    lost.add_note(
+                        "%ranks --close ends the other ranks, and the next cell starts all anew; "
+                        "-r executes a cell on the others alone"
+                    )
             raise error.with_traceback(
                 None
             ) from None  # how the ranks were called says nothing here

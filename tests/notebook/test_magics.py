@@ -42,6 +42,7 @@ EVERY_RANK = (
     "%%ranks\ndata[0]",
     CLOSE,
     "%%ranks -n 2\n'data' in globals()",
+    "%%ranks -r 1\nimport os\nos._exit(4)",
     CLOSE,
 )
 WRONG_SYNTAX = (
@@ -132,6 +133,9 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(outputs_of: OutputsOf) -> N
     assert text_of(outputs[7]) == [f"[{rank}] np.float64(3.0)" for rank in range(3)]
     assert text_of(outputs[8]) == []
     assert text_of(outputs[9]) == ["[0] False", "[1] False"]
+    shown = str(outputs[10])
+    assert "ended with exit code 4" in shown
+    assert "%ranks --close ends the other ranks, and the next cell starts all anew" in shown
 
 
 def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(
