@@ -535,5 +535,8 @@ def _article(cls: type) -> str:
 
 
 def _short(key: Any) -> str:
-    text = repr(key)
+    try:
+        text = repr(key)
+    except Exception:  # noqa: BLE001  # of an int that is too long, or of a registered class
+        text = f"<{type(key).__name__}>"
     return text if len(text) <= 60 else text[:57] + "..."

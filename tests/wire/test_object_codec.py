@@ -235,6 +235,11 @@ def test_other_types_are_refused_with_their_place(obj, where, what):
     assert "allow_pickle=True" in message
 
 
+def test_the_place_behind_a_key_that_cannot_be_printed_has_its_type():
+    with pytest.raises(TypeError, match=r"obj\[<int>\] is a object"):
+        CODEC.dumps({10**5000: object()})
+
+
 def test_the_arguments_name_is_in_the_message():
     with pytest.raises(TypeError, match=r"object_list\[2\] is a "):
         CODEC.dumps([1, 2, Custom()], name="object_list")
