@@ -101,8 +101,10 @@ def move_from(core: int, taken: Sequence[int]) -> bool:
         allowed = os.sched_getaffinity(0)
         free = allowed.difference(taken, (core,))
         if free:
-            os.sched_setaffinity(0, free)
-            os.sched_setaffinity(0, allowed)
+            try:
+                os.sched_setaffinity(0, free)
+            finally:  # a signal's handler may raise in between
+                os.sched_setaffinity(0, allowed)
             return True
     return False
 

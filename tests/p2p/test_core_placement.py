@@ -110,6 +110,25 @@ def test_a_rank_stays_where_all_cores_are_taken(moves: list[set[int]]) -> None:
     assert moves == []
 
 
+def test_a_handler_that_raises_as_it_moves_leaves_all_cores_to_the_rank(
+    core: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, real = os.sched_getaffinity(0), os.sched_setaffinity
+
+    def struck(pid: int, cores: set[int]) -> None:
+        real(pid, cores)
+        if cores != allowed:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "sched_setaffinity", struck)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            move_from(core, [])
+        assert os.sched_getaffinity(0) == allowed
+    finally:
+        real(0, allowed)
+
+
 @pytest.mark.usefixtures("on_core")
 def test_a_pinned_rank_stays_beside_its_neighbour(spinner: int, moves: list[set[int]]) -> None:
     neighbours = CorePlacement()
