@@ -214,11 +214,11 @@ class P2POp:
         """Describe one message.
 
         Args:
-            op: `isend` or `irecv`.
+            op: `isend` or `irecv`, or that method of a group.
             tensor: What to send, or where to receive.
             peer: The other rank's global rank. A receive without it and ``group_peer`` takes a
                 message of any rank.
-            group: The process group; None is the default group.
+            group: The process group; None is that of the method ``op``, or the default group.
             tag: An integer of 64 bits that must be equal on both sides.
             group_peer: The other rank's number in the group, in place of ``peer``.
 
@@ -234,7 +234,7 @@ class P2POp:
         self.sends = name.endswith("send")
         self.tensor = tensor
         self.peer = peer
-        self.group = group
+        self.group = getattr(op, "__self__", None) if group is None else group
         self.tag = tag
         self.group_peer = group_peer
 

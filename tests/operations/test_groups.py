@@ -149,6 +149,22 @@ async def test_peers_by_group_rank_in_a_batch() -> None:
     await run_ranks(3, on_rank, timeout=LIMIT)
 
 
+async def test_a_message_of_a_batch_belongs_to_the_group_whose_method_it_names() -> None:
+    async def on_rank(number: int) -> None:
+        group = await dist.new_group([2, 1], sort_ranks=False)
+        if number == 0:
+            return
+        other = 1 - dist.get_rank(group)
+        into = torch.zeros(1, dtype=torch.int64)
+        sent = dist.P2POp(group.isend, torch.tensor([number]), group_peer=other)
+        await asyncio.gather(
+            *dist.batch_isend_irecv([sent, dist.P2POp(group.irecv, into, group_peer=other)])
+        )
+        assert into.item() == 3 - number
+
+    await run_ranks(3, on_rank, timeout=LIMIT)
+
+
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 async def test_overlapping_groups_at_the_same_time(transport: str) -> None:
     """Each rank starts its groups' operations in an order of its own, and awaits them together."""
