@@ -175,10 +175,10 @@ def alltoall_async(
                 f"alltoall of {len(source)} rows needs splits: {n_ranks} ranks do not divide them"
             )
         splits = [len(source) // n_ranks] * n_ranks
-    given = torch.as_tensor(splits)
+    given = torch.as_tensor(splits, device="cpu")  # else set_default_device says where
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise TypeError(f"splits must be integers, not {given.dtype}")
-    sent = given.cpu().to(torch.int32)
+    sent = given.to(torch.int32)
     if sent.shape != (n_ranks,) or int(sent.min()) < 0 or int(sent.sum()) != len(source):
         raise InvalidUsageError(
             f"splits {sent.tolist()} have to be {n_ranks} numbers, none below 0, that add up to "

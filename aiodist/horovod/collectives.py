@@ -177,7 +177,9 @@ def allgather(
     def gradient(grad: Tensor) -> Tensor:
         mean = allreduce_async(grad, process_set=process_set).wait()
         rows = shape[0] if shape else 1
-        counts = allgather_async(torch.tensor([rows]), None, process_set).wait().tolist()
+        counts = (
+            allgather_async(torch.tensor([rows], device="cpu"), None, process_set).wait().tolist()
+        )
         return torch.split(mean, counts)[dist.get_rank(process_set.group())].reshape(shape)
 
     output: Tensor = _differentiable(

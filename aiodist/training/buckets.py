@@ -55,7 +55,8 @@ class Bucket(Row):
         self._passes = [0] * len(parameters)
         self._missing = set(range(len(parameters)))
         sizes = [parameter.numel() for parameter in parameters]
-        starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+        # The device is named because torch.set_default_device may say another.
+        starts = torch.tensor([0, *sizes], device="cpu").cumsum(0)[:-1]
         self._starts = starts.to(parameters[0].device)
         flags = [*trained, *(not each for each in trained)]
         self._own_flags = torch.tensor(flags, dtype=wire, device=parameters[0].device)

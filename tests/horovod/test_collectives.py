@@ -14,6 +14,7 @@ import aiodist.horovod as hvd
 import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.horovod.handles import Handle
+from aiodist.training.sync import GradientReducer
 
 RunHvd = Callable[..., list[Any]]
 
@@ -135,6 +136,24 @@ def test_sparse_tensors_are_averaged(run_hvd: RunHvd) -> None:
         assert mean.to_dense().tolist() == [[1.0], [1.0], [4.0]]
         total = hvd.sparse_allreduce_async(mine, "x", hvd.Sum)()  # as Horovod's own optimizer does
         assert total.to_dense().tolist() == [[2.0], [2.0], [8.0]]
+
+    run_hvd(2, on_rank)
+
+
+def test_the_default_device_may_be_another_one(run_hvd: RunHvd) -> None:
+    def on_rank(rank: int) -> None:
+        x = torch.ones(2, requires_grad=True)
+        weight = torch.nn.Parameter(torch.ones(2))
+        with torch.device("meta"):
+            assert hvd.alltoall(x, splits=[1, 1])[1].tolist() == [1, 1]
+            hvd.allgather(x).sum().backward()
+            reducer = GradientReducer([weight])
+            (weight * (rank + 1)).sum().backward()
+            reducer.synchronize()
+        assert x.grad is not None
+        assert x.grad.tolist() == [1.0, 1.0]
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [1.5, 1.5]
 
     run_hvd(2, on_rank)
 
