@@ -73,6 +73,8 @@ def test_without_the_option_nothing_starts_anew(sandbox, run_command):
 
 
 ELASTIC = """
+import contextlib
+from pathlib import Path
 import numpy as np
 import aiodist.sync as dist
 full = int(os.environ["WORLD_SIZE"])
@@ -85,7 +87,7 @@ print("pid", os.getpid(), dist.get_restart_count(), flush=True)
 assert dist.register_elastic()
 if not dist.is_replacement():
     dist.barrier()      # all have registered
-held = []               # how many descriptors the launcher has, each time that all are there
+held = []               # how many pipes the launcher has, each time that all are there
 victims = sys.argv[1:]  # of each time that all are there, in turn
 for turn in range(len(victims) + 1):
     turn = max(turn, dist.group.WORLD.generation // 2)
@@ -94,7 +96,10 @@ for turn in range(len(victims) + 1):
     data = np.ones(3)
     dist.all_reduce(data)
     state["sum"] += data
-    held.append(len(os.listdir(f"/proc/{os.getppid()}/fd")))
+    held.append(0)
+    for descriptor in Path(f"/proc/{os.getppid()}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
+            held[-1] += os.readlink(descriptor).startswith("pipe:")
     if turn == len(victims):
         break
     victim = int(victims[turn])
