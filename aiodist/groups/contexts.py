@@ -88,6 +88,7 @@ class CollectiveContext:
         "_recvs",
         "_sends",
         "communicator",
+        "meets",
         "meta",
         "rank",
         "sequence",
@@ -112,6 +113,8 @@ class CollectiveContext:
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self._informed: frozenset[int] = frozenset()  # the ranks that know which collective this is
+        self.meets = False
+        """Whether it waits until all ranks have begun, in another library."""
         self.communicator: ShmCommunicator | None = None
         self.shm: ShmCollective | None = None
         self.topology: HostTopology | None = None
@@ -197,6 +200,8 @@ class CollectiveContext:
 
     def _awaited(self) -> set[int]:
         """Return the global ranks whose messages have not come, or that have not taken this rank's."""
+        if self.meets:
+            return {*self._ranks} - {self._ranks[self.rank]}
         ranks = {recv.src for recv in self._recvs if not recv.done}
         ranks.update(to for to, message in self._sends if not message.done)
         return ranks

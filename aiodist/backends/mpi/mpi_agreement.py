@@ -76,7 +76,13 @@ class MpiAgreement:
         sums = np.array([mine, balance & _MASK], np.uint64)
         mpi, comm = self._gate.mpi, self._gate.comm
         request = comm.Iallreduce(mpi.IN_PLACE, [sums, mpi.UINT64_T], mpi.SUM)
-        await self._gate.poller.watch(request)
+        # Invariant: where one rank has its sum, all have come. So a rank that has left has never come, or
+        # the sum is a moment away.
+        context.meets = True
+        try:
+            await self._gate.poller.watch(request)
+        finally:
+            context.meets = False
         if int(sums[0]) == mine * self._size & _MASK and not sums[1]:
             return
         await barrier_dissemination(context)  # its messages show which rank called what

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from aiodist.backends.mpi.mpi_agreement import checks, sending
+from aiodist.backends.mpi.mpi_agreement import MpiAgreement, checks, sending
+from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.fingerprint import Fingerprint
 
 
 def test_lengths_add_up_to_zero_only_where_they_fit() -> None:
@@ -36,3 +42,25 @@ def test_the_variable_that_turns_it_off() -> None:
     assert not checks({"AIODIST_MPI_CHECK": "0"})
     with pytest.raises(InvalidUsageError, match="AIODIST_MPI_CHECK must be 0 or 1, not 'off'"):
         checks({"AIODIST_MPI_CHECK": "off"})
+
+
+def test_a_collective_waits_for_all_others_until_all_have_come() -> None:
+    """So it fails if one of them has left, and not at its timeout."""
+    sums: list[np.ndarray[Any, Any]] = []
+    asked: Pending[None] = Pending()
+    ended: list[BaseException | None] = []
+    gate: Any = SimpleNamespace(
+        mpi=SimpleNamespace(IN_PLACE=None, UINT64_T=None, SUM=None),
+        comm=SimpleNamespace(Iallreduce=lambda _, buffer, op: sums.append(buffer[0])),
+        poller=SimpleNamespace(watch=lambda _: asked),
+    )
+    group: Any = SimpleNamespace(rank=0, size=3, ranks=(4, 5, 6), id=1)
+    messenger: Any = SimpleNamespace()
+    context = CollectiveContext(group, messenger, 0, Fingerprint("barrier"))
+    agreement = MpiAgreement(gate, 3, enabled=True)
+    Driver(agreement.compare(context), lambda _, error: ended.append(error)).start()
+    assert context.waiting_for() == [5, 6]
+    sums[0] *= np.uint64(3)
+    asked.complete(None)
+    assert ended == [None]
+    assert context.waiting_for() == []
