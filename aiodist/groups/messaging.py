@@ -73,7 +73,7 @@ class CollectiveGate(Protocol):
         """Return when the collective may begin. It awaits only `Pending`."""
 
     def leave(self, context: CollectiveContext) -> None:
-        """Note that the collective, which had called `enter`, is over."""
+        """Note that the collective, which had called `enter`, has ended well."""
 
 
 async def through_gate(
@@ -81,12 +81,14 @@ async def through_gate(
     context: CollectiveContext,
     body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
 ) -> T:
-    """Await ``body(context)`` between `enter` and `leave` of ``gate``."""
-    try:
-        await gate.enter(context)
-        return await body(context)
-    finally:
-        gate.leave(context)
+    """Await ``body(context)`` between `enter` and `leave` of ``gate``.
+
+    One that fails does not leave: it ends the group, and the next must not begin before that.
+    """
+    await gate.enter(context)
+    result = await body(context)
+    gate.leave(context)
+    return result
 
 
 class Messaging(GroupLifecycle):

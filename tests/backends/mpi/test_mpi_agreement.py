@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from aiodist.backends.mpi.mpi_agreement import MpiAgreement, checks, sending
-from aiodist.completion import Driver, Pending
+from aiodist.completion import Driver, Pending, completed
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.messaging import through_gate
 
 
 def test_lengths_add_up_to_zero_only_where_they_fit() -> None:
@@ -64,3 +65,26 @@ def test_a_collective_waits_for_all_others_until_all_have_come() -> None:
     asked.complete(None)
     assert ended == [None]
     assert context.waiting_for() == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_no_collective_begins_behind_one_that_fails(fails: bool) -> None:
+    """MPI would take it for the one that the other ranks are in, and mix up their memory."""
+    gate: Any = SimpleNamespace(passed=lambda: completed(None))
+    agreement = MpiAgreement(gate, 3, enabled=False)
+    first: Pending[None] = Pending()
+    begun: list[int] = []
+
+    def start(sequence: int) -> None:
+        async def body(context: Any) -> None:
+            begun.append(sequence)
+            await first
+
+        context: Any = SimpleNamespace(sequence=sequence, operation="barrier")
+        Driver(through_gate(agreement, context, body), lambda *_: None).start()
+
+    start(0)
+    start(1)
+    assert begun == [0]
+    first.fail(ValueError()) if fails else first.complete(None)
+    assert begun == ([0] if fails else [0, 1])
