@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -153,14 +154,20 @@ async def test_a_work_may_be_awaited_twice_and_by_many() -> None:
 
 
 async def test_an_operation_completes_without_await() -> None:
-    """Works that are dropped at once still run, and complete before the group is destroyed."""
+    """Works that are dropped at once still run, and complete before the group is destroyed.
+
+    Each warns, also if it has ended only while its group was destroyed.
+    """
     tensors = [torch.ones(100_000) for _ in range(2)]
 
     async def on_rank(rank: int) -> None:
         dist.all_reduce(tensors[rank])
         dist.barrier()
 
-    await run_ranks(2, on_rank, timeout=30)
+    with pytest.warns(RuntimeWarning, match="was never awaited") as warned:
+        await run_ranks(2, on_rank, timeout=30)
+        gc.collect()  # what a cycle keeps warns later
+    assert len(warned) == 4
     assert all((tensor == 2).all() for tensor in tensors)
 
 
