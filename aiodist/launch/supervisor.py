@@ -21,7 +21,7 @@ from aiodist.errors import DistError
 from aiodist.launch.environment import meeting_environment
 from aiodist.launch.failure import SETTLE, Failure
 from aiodist.launch.job_summary import summary
-from aiodist.launch.outlets import Outlets
+from aiodist.launch.outlets import Outlets, OutputOptions
 from aiodist.launch.output import Console
 from aiodist.launch.output_streams import LineStream, OutputStream
 from aiodist.launch.ports import reserve_port
@@ -66,6 +66,7 @@ class Launcher:
         """The first rank to fail, once `run` has returned; None if no rank failed."""
         self._descriptors = stdout, stderr
         self._console = Console(stdout, stderr)
+        self._outlets = Outlets(self._console, OutputOptions(), (), prefix=False, tell=self._say)
         self._ranks: list[RankProcess | RemoteRank] = []
         self._streams: list[LineStream] = []
         self._agents: Agents | None = None
@@ -97,10 +98,15 @@ class Launcher:
             raise DistError("the path of the Python interpreter (sys.executable) is not known")
         began = time.monotonic()
         with ExitStack() as stack:
-            # What may refuse the job comes before the files of an earlier run are replaced.
             environment = self.spec.shared_environment()
             secret, certificates = job_secret(environment), Certificates.from_environ(environment)
-            port = None if self.spec.hosts else self._port(stack)
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._watchdog = stack.enter_context(Watchdog())
+            inbox = stack.enter_context(SignalInbox(self._on_signal))
+            self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
+            stack.enter_context(self._console.calling_while_waiting(self._while_output_waits))
+            self._meeting = self._reach_hosts(stack, environment)
+            # What may refuse the job came before: this replaces the files of an earlier run.
             self._outlets = stack.enter_context(
                 Outlets(
                     self._console,
@@ -115,15 +121,6 @@ class Launcher:
                     "aiodist: OMP_NUM_THREADS=1 is set for each rank, so that they do not fight "
                     "over the cores; set it yourself to choose otherwise"
                 )
-            self._selector = stack.enter_context(selectors.DefaultSelector())
-            self._watchdog = stack.enter_context(Watchdog())
-            inbox = stack.enter_context(SignalInbox(self._on_signal))
-            self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
-            stack.enter_context(self._console.calling_while_waiting(self._while_output_waits))
-            if port is None:
-                self._meeting = self._reach_hosts(stack, environment)
-            else:
-                self._meeting = meeting_environment(self.spec.master_addr or "127.0.0.1", port)
             stack.callback(self._release)
             restarts = Restarts(self.spec.max_restarts, secret, certificates)
             self._restarts = stack.enter_context(restarts)
@@ -144,6 +141,8 @@ class Launcher:
     def _reach_hosts(self, stack: ExitStack, environment: dict[str, str]) -> dict[str, str]:
         """Get all hosts ready to start ranks; return the variables that say where the ranks meet."""
         spec = self.spec
+        if not spec.hosts:
+            return meeting_environment(spec.master_addr or "127.0.0.1", self._port(stack))
         agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog)
         self._agents = stack.enter_context(agents)
         agents.connect(self._selector, environment, spec.master_port, spec.given)

@@ -23,6 +23,7 @@ import pytest
 from aiodist.errors import DistNetworkError
 from aiodist.launch import JobSpec, output, run_job
 from aiodist.launch.args import job_spec, run_parser
+from aiodist.launch.outlets import OutputOptions
 from aiodist.launch.output import Console
 from aiodist.launch.process import Watchdog
 from aiodist.launch.remote import agent_connection, host_agent
@@ -182,6 +183,22 @@ def test_a_host_that_cannot_be_reached_is_named(sandbox, run_command) -> None:
     code, out, err = sandbox.run(*run_command, "--ssh", "false", "-H", "elsewhere", script)
     assert (code, out) == (2, "")
     assert err == "aiodist: no rank can be started on elsewhere: ssh ended by exit code 1\n"
+
+
+def test_a_job_whose_hosts_cannot_be_reached_leaves_the_log_files_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text("of the job before")
+    spec = JobSpec(
+        program=("true",),
+        hosts=(HostSlots("elsewhere", 1),),
+        ssh=("false",),
+        output=OutputOptions(log_dir=tmp_path),
+    )
+    with pytest.raises(DistNetworkError, match="no rank can be started on elsewhere"):
+        run_job(spec)
+    assert log.read_text() == "of the job before"
 
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["empty", "something left"])
