@@ -16,6 +16,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
+from aiodist.observe.text_table import ranges
 from aiodist.sync.torch_group import SharedWorld
 from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.torch_backend import work_registry
@@ -206,7 +207,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         if self.rank() not in chosen:
             return None
         # The ranks are in it: a rank may be in parts that others are not in, and makes more of them.
-        label = name or f"{self._engine.group_name}:split:{chosen}"
+        label = name or f"{self._engine.group_name}:split:{ranges(chosen)}"
         part = self.subgroup(label, self.members(chosen), timeout)
         part.setGroupName(label)
         part.setGroupDesc(desc or "")
