@@ -286,7 +286,7 @@ class World:
             return group
         chosen = getattr(group, "_engine", None)  # groups of the torch backend have one as well
         if not isinstance(chosen, GroupEngine):
-            raise TypeError(f"group must be a ProcessGroup, not {type(group).__name__}")
+            raise TypeError(f"group must be a ProcessGroup of aiodist, not {type(group).__name__}")
         is_stale = self._endpoint is not None and not self.owns(chosen)
         if chosen.world is not self or (is_stale and not chosen.is_closed):  # a closed one says so
             raise InvalidUsageError(

@@ -162,8 +162,15 @@ def test_torchs_group_is_the_blocking_apis_own(job: Job) -> None:
             for api in (dist, torch_dist, dist):
                 api.all_reduce(t)
             assert t.tolist() == [8.0, 8.0]
-            for group in (torch_dist.new_group(backend="gloo"), torch_dist.new_group([0, 1])):
+            gloo = torch_dist.new_group(backend="gloo")
+            for group in (gloo, torch_dist.new_group([0, 1])):
                 torch_dist.broadcast(t, 1, group=group)
+            try:
+                dist.barrier(gloo)
+            except TypeError as error:
+                assert "must be a ProcessGroup of aiodist, not ProcessGroup" in str(error)
+            else:
+                raise AssertionError("a group of Gloo was taken")
             mesh = torch_dist.init_device_mesh("cpu", (2,))
             for group in (torch_dist.group.WORLD, mesh.get_group(), torch_dist.new_group([1])):
                 t = torch.tensor([rank])

@@ -47,7 +47,7 @@ ENTRIES: list[Entry] = [
         "no group",
         lambda h: dist.barrier("pair"),
         TypeError,
-        "group must be a ProcessGroup, not str",
+        "group must be a ProcessGroup of aiodist, not str",
     ),
     (
         "a flag that is a text",
@@ -59,7 +59,7 @@ ENTRIES: list[Entry] = [
         "ranks as a group",
         lambda h: dist.all_reduce(t(4), group=[0, 1]),
         TypeError,
-        "group must be a ProcessGroup, not list",
+        "group must be a ProcessGroup of aiodist, not list",
     ),
     ("no such rank", lambda h: dist.new_group([0, 3]), InvalidUsageError, "rank 3 is out of range"),
     ("a rank twice", lambda h: dist.new_group([0, 0]), InvalidUsageError, "must be distinct"),
