@@ -74,7 +74,7 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit, before the job's own variables."""
     given: frozenset[str] = frozenset()
-    """Names in ``environment`` that ranks on other hosts get, too, where they are such of a session."""
+    """Names in ``environment`` that ranks on other hosts get even if they describe a session."""
 
     def __post_init__(self) -> None:
         for name in ("program", "arguments", "ssh"):

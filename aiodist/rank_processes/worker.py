@@ -182,7 +182,7 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``fn``; what it returns to be awaited is, on the loop on which the rank's world lives."""
+    """Return the result of ``fn``. An awaitable is awaited on the loop on which the rank's world lives."""
     result = fn(*args, **kwargs)
 
     async def awaited() -> Any:
