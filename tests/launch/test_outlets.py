@@ -103,10 +103,12 @@ def test_a_line_in_a_file_has_nothing_of_another_stream(tmp_path: Path) -> None:
     path = tmp_path / "rank0.log"
     file = LogFile(path, lambda text: None)
     for source, text, end in (
-        ("before", b"started", b"\n"),
+        ("before", b"", b"\r"),
+        ("errors", b"started", b"\n"),
         ("before", b"9%", b"\r"),
         ("before", b"10%", b""),
         ("before", b" of", b""),
+        ("after", b"", b"\r"),
         ("after", b"started", b"\n"),
         ("after", b"9%", b"\r"),
     ):
