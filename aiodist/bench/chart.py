@@ -43,7 +43,7 @@ def table(
     """Yield the lines of a table for each operation.
 
     ``against``: the library that ratios are to, or None. ``blocks``: draw bars of block characters,
-    else of ``#``. ``columns``: those of a terminal, by which bars are shorter; None for a file.
+    else of ``#``. ``columns``: the width of the terminal, which limits the bars; None for a file.
     """
     for operation in dict.fromkeys(row.case.operation for row in rows):
         mine = [row for row in rows if row.case.operation == operation]
