@@ -116,7 +116,10 @@ class DeferredWork(Work[T]):
 
     def send(self, value: Any) -> Any:
         self._start_here()
-        return super().send(value)
+        try:
+            return super().send(value)
+        finally:
+            del self  # as in result()
 
     def __repr__(self) -> str:
         if self._begin is not None:

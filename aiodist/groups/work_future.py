@@ -24,25 +24,43 @@ class WorkFuture(concurrent.futures.Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Do as `wait`, for at most ``timeout`` seconds."""
-        if self._loop is not None and asyncio._get_running_loop() is self._loop and not self.done():
-            raise InvalidUsageError(
-                "this would block the event loop that has to complete the future; "
-                "await asyncio.wrap_future(future)"
-            )
-        return super().result(timeout)
+        self._check_thread()
+        try:
+            return super().result(timeout)
+        finally:
+            del self  # else the error's traceback would hold this frame, and that the error
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return its error, None if it has a value. It blocks and refuses to as `result`."""
+        self._check_thread()
+        return super().exception(timeout)
 
     def wait(self) -> T:
         """Block until it is complete; its value, or its error raised.
 
         Raises InvalidUsageError in the thread of the loop that completes it.
         """
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # as in result()
 
     def value(self) -> T:
         """Return its value or raise its error. Raises InvalidUsageError before it is complete."""
         if not self.done():
             raise InvalidUsageError("the future is not complete: wait() for it first")
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # as in result()
+
+    def _check_thread(self) -> None:
+        """Raise InvalidUsageError if a wait for it would block the loop that completes it."""
+        if self._loop is not None and asyncio._get_running_loop() is self._loop and not self.done():
+            raise InvalidUsageError(
+                "this would block the event loop that has to complete the future; "
+                "await asyncio.wrap_future(future)"
+            )
 
     def then(self, callback: Callable[[WorkFuture[T]], S]) -> WorkFuture[S]:
         """Return a future of what ``callback(this one, complete)`` returns or raises.

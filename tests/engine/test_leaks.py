@@ -23,6 +23,7 @@ from aiodist.wire.frames import TENSOR
 from tests.engine.conftest import RunRanks, outcome
 from tests.limits import until
 
+Start = Callable[[], Work[Any]]
 SIZES = [4, EAGER_BYTES // 2]
 
 
@@ -159,6 +160,36 @@ async def test_an_await_that_fails_keeps_nothing_of_its_caller(
 
     async def main(rank: int) -> None:
         freed = await caller(rank)
+        await dist.barrier()
+        assert freed() is None
+
+    await inproc(2, main)
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda start, loop: start().wait(),
+        lambda start, loop: start().get_future().wait(),
+        lambda start, loop: start().get_future().result(),
+        lambda start, loop: asyncio.run_coroutine_threadsafe(start(), loop).result(),
+    ],
+    ids=["wait", "future's wait", "future's result", "in a task of the loop"],
+)
+async def test_a_wait_in_a_thread_that_fails_keeps_nothing_of_its_caller(
+    inproc: RunRanks, wait: Callable[[Start, asyncio.AbstractEventLoop], object]
+) -> None:
+    def caller(rank: int, loop: asyncio.AbstractEventLoop) -> weakref.ref[Array]:
+        _local, freed = watched(1)
+        try:
+            wait(partial(dist.irecv, np.zeros(1), 1 - rank, timeout=0.01), loop)
+        except dist.CollectiveTimeoutError:
+            return freed
+        raise AssertionError("no error")
+
+    async def main(rank: int) -> None:
+        freed = await asyncio.to_thread(caller, rank, asyncio.get_running_loop())
         await dist.barrier()
         assert freed() is None
 

@@ -23,6 +23,8 @@ async def test_the_loops_thread_is_told_that_it_cannot_wait_for_a_future_of_its_
     for one in (future, future.then(lambda done: done.value())):
         with pytest.raises(dist.InvalidUsageError, match="wrap_future"):
             one.wait()
+        with pytest.raises(dist.InvalidUsageError, match="wrap_future"):
+            one.exception()
     loop.call_soon(future.set_result, 4)
     assert await asyncio.wrap_future(future) == 4
     assert future.wait() == 4
