@@ -71,15 +71,24 @@ async def abort_process_group(group: Group | None = None) -> None:
     if world.observer is not None:
         world.observer.dump_scheduled()
     aborted = world.groups if chosen is world.default else [chosen]
-    for each in aborted:
-        each.abort()
-    if chosen is not world.default:
-        world.remove(chosen)
-        return
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_ABORT_SECONDS):
-            await close_world(world, 0.0)
-    world.destroyed = True
+    try:
+        with contextlib.ExitStack() as stack:  # each is aborted, whatever comes before
+            for each in reversed(aborted):
+                stack.callback(each.abort)
+    finally:
+        if chosen is world.default:
+            await _close_aborted(world)
+        else:
+            world.remove(chosen)
+
+
+async def _close_aborted(world: World) -> None:
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await close_world(world, 0.0)
+    finally:
+        world.destroyed = True
 
 
 def _chosen(group: Group | None) -> tuple[World, GroupEngine | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
@@ -107,7 +108,10 @@ async def test_a_cancelled_destroy_ends_what_is_under_way_and_closes_all() -> No
     await run_ranks(2, main)
 
 
-async def test_all_groups_are_closed_although_one_of_them_raises() -> None:
+@pytest.mark.parametrize("close", [dist.destroy_process_group, dist.abort_process_group])
+async def test_all_groups_are_closed_although_one_of_them_raises(
+    close: Callable[[], Awaitable[None]],
+) -> None:
     def stuck() -> None:
         raise OSError("it is stuck")
 
@@ -116,9 +120,10 @@ async def test_all_groups_are_closed_although_one_of_them_raises() -> None:
         engines = [group._engine for group in groups if isinstance(group, dist.ProcessGroup)]
         engines[1].backend.close = stuck  # type: ignore[method-assign]
         with pytest.raises(OSError, match="stuck"):
-            await dist.destroy_process_group()
+            await close()
         assert all(engine.is_closed for engine in engines)
-        assert not dist.is_initialized()
+        with pytest.raises(dist.NotInitializedError, match="since destroy_process_group"):
+            dist.get_rank()
 
     await run_ranks(1, main)
 
