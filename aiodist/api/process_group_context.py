@@ -28,12 +28,12 @@ def _around(
         world = current_world()
         try:
             yield handle_of(world.default_group())
-            if world.is_initialized:  # the block may have destroyed it
-                await destroy_process_group()
-        except BaseException:  # of the block, or a cancellation while the groups are destroyed
+        except BaseException:
             if world.is_initialized:
                 await abort_process_group()
             raise
+        if world.is_initialized:  # the block may have destroyed it
+            await destroy_process_group()
 
     process_group.__name__ = process_group.__qualname__ = "process_group"
     process_group.__module__ = __name__
