@@ -117,9 +117,6 @@ class TlsConnection(SocketConnection):
         if reads and (secured.ended or secured.pending()):
             self._loop.call_soon(self._read_on)
 
-    def _ends_behind(self) -> bool:
-        return self._secured.ended or super()._ends_behind()
-
 
 class _Secured:
     """An ssl.SSLSocket that blocks, fills and gathers as a plain non-blocking socket does."""
