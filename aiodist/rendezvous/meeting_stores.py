@@ -218,7 +218,9 @@ async def numeric_addresses(
     except DistStoreError as unknown:
         try:
             async with asyncio.timeout(limit(deadline)):
-                host = await asyncio.to_thread(address_of_node, master.host, environ)
+                # The thread ends in time, too: the end of the loop waits for it.
+                seconds = deadline.remaining()
+                host = await asyncio.to_thread(address_of_node, master.host, environ, seconds)
         except TimeoutError:
             raise unknown from None
         if host == master.host:

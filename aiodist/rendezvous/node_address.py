@@ -7,12 +7,13 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 
 _SECONDS = 20.0
 """Timeout in seconds for scontrol, which asks the controller."""
 
 
-def address_of_node(name: str, environ: Mapping[str, str]) -> str:
+def address_of_node(name: str, environ: Mapping[str, str], seconds: float = _SECONDS) -> str:
     """Return ``name`` if this host can look it up, else the node's address as Slurm knows it.
 
     ``name``: that of the first node of a Slurm step. A name that the user has set as MASTER_ADDR,
@@ -20,9 +21,10 @@ def address_of_node(name: str, environ: Mapping[str, str]) -> str:
 
     Asks SLURM_NODE_ALIASES, then ``scontrol``, then SLURM_LAUNCH_NODE_IPADDR: a batch script runs
     srun on the first node, which is that of rank 0. Returns ``name`` if none of them helps. Blocks
-    for a name look-up, and for scontrol up to 20 seconds.
+    for a name look-up, and for scontrol up to ``seconds``, of which 20 are the most.
     """
-    candidates = (_alias, _of_scontrol, _launching_node)
+    ask_scontrol = partial(_of_scontrol, seconds=min(seconds, _SECONDS))
+    candidates = (_alias, ask_scontrol, _launching_node)
     in_job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not in_job or environ.get("MASTER_ADDR") or _is_known(name):
         return name
@@ -46,7 +48,7 @@ def _alias(name: str, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _of_scontrol(name: str, environ: Mapping[str, str]) -> str:
+def _of_scontrol(name: str, environ: Mapping[str, str], seconds: float) -> str:
     program = shutil.which("scontrol", path=environ.get("PATH"))
     if program is None:
         return ""
@@ -56,7 +58,7 @@ def _of_scontrol(name: str, environ: Mapping[str, str]) -> str:
             env=dict(environ),
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -510,7 +510,8 @@ async def test_a_node_that_slurm_does_not_find_in_time_is_unknown(
     async def unknown(*_: object) -> None:
         raise DistStoreError("the host name does not resolve")
 
-    def asks_scontrol(name: str, environ: object) -> str:
+    def asks_scontrol(name: str, environ: object, seconds: float) -> str:
+        assert seconds <= 0.01
         over.wait(1)
         answers.append(name)
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,11 @@ def test_scontrol_is_asked(answer: str, expected: str, tmp_path: Path) -> None:
     program.chmod(0o755)
     environ = JOB | {"PATH": str(tmp_path), "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.5"}
     assert address_of_node(UNKNOWN, environ) == expected
+
+
+def test_scontrol_is_given_up_after_the_callers_time(tmp_path: Path) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\nexec {shutil.which('sleep')} 60\n")
+    program.chmod(0o755)
+    environ = JOB | {"PATH": str(tmp_path), "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.5"}
+    assert address_of_node(UNKNOWN, environ, 0.01) == "10.0.0.5"
