@@ -59,11 +59,11 @@ def test_memory_for_which_descriptors_are_missing_leaves_none_open(
         left.pop()
         return make(flags)
 
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "pipe2", pipe2)
     with pytest.raises(OSError, match="Too many open files"):
         SharedMemory.create(0, MIB)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert before.issuperset(os.listdir("/proc/self/fd"))  # the collector may close one of others
 
 
 def test_the_room_of_more_groups_than_fit_and_than_can_be_listed_comes_back() -> None:
