@@ -28,7 +28,8 @@ class Row:
             return self.error
         if self.work is None:
             return InvalidUsageError(
-                "backward() was interrupted as it sent gradients: repeat the step"
+                "backward() was interrupted as it sent gradients, so the ranks may be at different "
+                "operations: call shrink() on all ranks, and make a reducer for the new group"
             )
         return self.work.exception()
 

@@ -107,13 +107,27 @@ async def test_an_interrupted_backward_gives_no_gradients_of_this_rank_alone() -
             raise KeyboardInterrupt
 
     async def on_rank(rank: int) -> None:
-        reducer = Interrupted([weight := nn.Parameter(torch.ones(1))])
-        with pytest.raises(KeyboardInterrupt):
+        weight = nn.Parameter(torch.ones(1))
+        reducer = AsyncReducer([weight]) if rank else Interrupted([weight])
+        if rank:
             weight.sum().backward()
-        with pytest.raises(InvalidUsageError, match="was interrupted as it sent gradients"):
-            await reducer.synchronize()
+            with pytest.raises(aiodist.GroupRevokedError):
+                await reducer.synchronize()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                weight.sum().backward()
+            with pytest.raises(InvalidUsageError, match="was interrupted as it sent gradients"):
+                await reducer.synchronize()
+        await aiodist.shrink()  # the ranks go on as the error says
+        reducer.close()
+        weight.grad = None
+        reducer = AsyncReducer([weight])
+        (weight * rank).sum().backward()
+        await reducer.synchronize()
+        assert weight.grad is not None
+        assert weight.grad.item() == 0.5
 
-    await run_ranks(1, on_rank)
+    await run_ranks(2, on_rank)
 
 
 async def test_one_backward_too_many_is_refused() -> None:
