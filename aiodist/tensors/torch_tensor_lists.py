@@ -36,6 +36,9 @@ _REDUCED = frozenset(
 """What torch's kernels reduce on every device."""
 
 
+_HOLD_COUNTS = (torch.int32, torch.int64, torch.uint64)
+"""Integers that hold every number of ranks, so that they are divided in place."""
+
 _EXACT = frozenset({torch.float32, torch.float64})
 """Those with more bits than any number of ranks has; shorter ones are divided as float32 anyway."""
 
@@ -96,8 +99,9 @@ def divide_by_torch(tensor: Tensor, count: int) -> None:
     if data.is_complex():  # by a real number, part by part
         data = torch.view_as_real(data)
     if not data.is_floating_point():
-        wide = data if data.element_size() == 8 else data.long()  # which holds every count
-        data.copy_(wide.div(count, rounding_mode="trunc"))
+        wide = data if data.dtype in _HOLD_COUNTS else data.long()
+        wide.div_(count, rounding_mode="trunc")
+        data.copy_(wide)  # does nothing if ``wide`` is ``data``
     elif data.dtype in _EXACT:
         # By a tensor: a GPU multiplies by the reciprocal of a number, which may miss the last bit.
         data.div_(data.new_full((), count))

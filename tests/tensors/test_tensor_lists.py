@@ -55,7 +55,9 @@ def test_short_types_are_divided_by_numbers_that_they_do_not_have(dtype: str, co
     assert theirs[0].item() < 8192 / (count - 1)
 
 
-@pytest.mark.parametrize(("dtype", "count"), [("int8", 200), ("uint8", 300), ("int64", 3)])
+@pytest.mark.parametrize(
+    ("dtype", "count"), [("int8", 200), ("uint8", 300), ("int32", 3), ("int64", 3)]
+)
 def test_integers_are_divided_by_more_than_they_can_count(dtype: str, count: int) -> None:
     given = np.array([0, 7, 127], dtype)
     ours, theirs = torch.from_numpy(given.copy()), torch.from_numpy(given.copy())
