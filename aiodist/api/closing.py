@@ -116,7 +116,7 @@ async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> Exception
     end = loop.time() + seconds
     try:
         error = await close_groups(world, world.groups, seconds)
-    except BaseException:
+    except (Exception, asyncio.CancelledError):  # a coroutine that is dropped awaits nothing more
         await world.close(0.0)
         raise
     await world.close(max(0.0, end - loop.time()))

@@ -108,6 +108,20 @@ async def test_a_cancelled_destroy_ends_what_is_under_way_and_closes_all() -> No
     await run_ranks(2, main)
 
 
+async def test_a_destroy_that_is_dropped_does_not_go_on() -> None:
+    """As where its event loop has been closed meanwhile."""
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.isend(np.ones(1 << 18), 1)
+            leaving = dist.destroy_process_group()
+            leaving.send(None)
+            leaving.close()
+            assert isinstance(work.exception(), dist.GroupClosedError)
+
+    await run_ranks(2, main)
+
+
 @pytest.mark.parametrize("close", [dist.destroy_process_group, dist.abort_process_group])
 async def test_all_groups_are_closed_although_one_of_them_raises(
     close: Callable[[], Awaitable[None]],
