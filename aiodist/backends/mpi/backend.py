@@ -83,7 +83,7 @@ class MpiBackend(CollectiveBackend):
         poller = Poller(mpi, self._loop, self._spin_policy)
         if ranks == tuple(range(comm_world.size)):
             comm, request = comm_world.Idup()
-            await poller.watch(request)
+            await poller.watch(request, comm)  # MPI writes the handle into it
         elif mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise DistBackendError(
                 "a group of some of the ranks needs MPI initialised with MPI.THREAD_MULTIPLE: "

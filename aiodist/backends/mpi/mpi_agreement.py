@@ -80,7 +80,7 @@ class MpiAgreement:
         # the sum is a moment away.
         context.meets = True
         try:
-            await self._gate.poller.watch(request)
+            await self._gate.poller.watch(request, sums)
         finally:
             context.meets = False
         if int(sums[0]) == mine * self._size & _MASK and not sums[1]:

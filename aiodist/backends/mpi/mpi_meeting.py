@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 
 from aiodist.backends.mpi.library import Mpi, awaited, check_thread, in_thread, load
+from aiodist.backends.mpi.poller import Request
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, StoreTimeoutError
 from aiodist.links.interfaces import choose_hosts, default_address
@@ -70,11 +71,9 @@ async def rendezvous_of_mpi(
             patience=patience,
         )
     comm, request = world.Idup()
-    await _finished(request, world.size, deadline)
-    try:
-        place = await _open_place(mpi, comm, deadline, environ)
-    finally:
-        comm.Free()
+    await _finished(request, comm, world.size, deadline)
+    place = await _open_place(mpi, comm, deadline, environ)
+    comm.Free()  # not after an error: a collective may be in progress on it
     return await meet_at(
         place,
         rank=world.rank,
@@ -94,7 +93,7 @@ async def _open_place(
     hosts = np.empty((comm.size, len(mine)), np.uint8)
     hosts[comm.rank] = np.frombuffer(mine, np.uint8)
     request = comm.Iallgather(mpi.IN_PLACE, [hosts, mpi.BYTE])
-    await _finished(request, comm.size, deadline)
+    await _finished(request, hosts, comm.size, deadline)
     one_host = bool((hosts == hosts[0]).all())
     told = np.zeros(_ADDRESS_BYTES, np.uint8)
     server: TcpStoreServer | None = None
@@ -107,7 +106,7 @@ async def _open_place(
         packed = msgpack.packb([server.host, server.port, secret])
         told[: len(packed)] = np.frombuffer(packed, np.uint8)
     try:
-        await _finished(comm.Ibcast([told, mpi.BYTE], 0), comm.size, deadline)
+        await _finished(comm.Ibcast([told, mpi.BYTE], 0), told, comm.size, deadline)
     except BaseException:
         if server is not None:
             await server.close()
@@ -136,9 +135,13 @@ async def _open_place(
     )
 
 
-async def _finished(request: Mpi, size: int, deadline: Deadline) -> None:
-    """Wait for a request of all ranks, asking it now and then."""
-    while not request.Test():
+async def _finished(request: Mpi, memory: object, size: int, deadline: Deadline) -> None:
+    """Wait for a request of all ranks, asking it now and then.
+
+    ``memory``: all that MPI reads or writes for it.
+    """
+    watched = Request(request, memory)
+    while not watched.test():
         if deadline.expired():
             raise StoreTimeoutError(
                 f"not all of the {size} ranks that mpiexec started called init_process_group "

@@ -143,12 +143,14 @@ class MpiMessenger:
         head = _HEAD.pack(len(data), number, len(message.meta)) + message.meta
         if not long:
             head += data
-        first = last = poller.watch(comm.Isend([head, mpi.BYTE], to, self._tag_of(message.key)))
+        first = last = poller.watch(
+            comm.Isend([head, mpi.BYTE], to, self._tag_of(message.key)), head
+        )
         if long:
             # A receiver that has no head never asks for the payload.
             first.callback = lambda: _fail_with(first, message)
             tag = self._tag(_LONG, number)
-            last = poller.watch(comm.Isend([data, mpi.BYTE], to, tag), len(data))
+            last = poller.watch(comm.Isend([data, mpi.BYTE], to, tag), data, len(data))
         last.callback = lambda: _hand_over(last, message, None)
 
     # -- receiving
@@ -169,7 +171,7 @@ class MpiMessenger:
         mpi, comm = self._gate.mpi, self._gate.comm
         wanted = mpi.ANY_SOURCE if source == ANY_SOURCE else source
         request = comm.Irecv([posted.head, mpi.BYTE], wanted, tag)
-        watched = self._gate.poller.watch(request, status=mpi.Status())
+        watched = self._gate.poller.watch(request, posted.head, status=mpi.Status())
         posted.request = watched
         watched.callback = lambda: self._arrived(posted, watched)
 
@@ -229,7 +231,7 @@ class MpiMessenger:
         into = recv.into if error is None and recv.into is not None else scratch(length)
         mpi, tag = self._gate.mpi, self._tag(_LONG, number)
         request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
-        watched = self._gate.poller.watch(request, length)
+        watched = self._gate.poller.watch(request, into, length)
         if error is None:
             self._await(recv, (watched, recv))
         else:

@@ -61,7 +61,9 @@ class MpiOperations:
         await self._watch(self._gate.comm.Ibarrier(), 0)
 
     async def _broadcast(self, call: calls.Broadcast) -> None:
-        await self._watch(self._gate.comm.Ibcast(self._bytes(call.data), call.root), len(call.data))
+        data = call.data
+        request = self._gate.comm.Ibcast(self._bytes(data), call.root)
+        await self._watch(request, len(data), data)
 
     async def _reduce(self, channel: Channel, call: calls.Reduce) -> None:
         root, data = call.root, call.data
@@ -76,7 +78,7 @@ class MpiOperations:
             request = comm.Ireduce(mpi.IN_PLACE, elements, theirs, root)
         else:
             request = comm.Ireduce(elements, None, theirs, root)
-        await self._watch(request, len(data))
+        await self._watch(request, len(data), data)
 
     async def _all_reduce(self, channel: Channel, call: calls.AllReduce) -> None:
         data = call.data
@@ -87,7 +89,7 @@ class MpiOperations:
         theirs, datatype = mine
         elements = [data, datatype]
         request = self._gate.comm.Iallreduce(self._gate.mpi.IN_PLACE, elements, theirs)
-        await self._watch(request, len(data))
+        await self._watch(request, len(data), data)
 
     async def _all_gather(self, channel: Channel, call: calls.AllGather) -> None:
         blocks = call.blocks
@@ -98,7 +100,7 @@ class MpiOperations:
         if whole is None:
             await copy_gradually(self._group, _parts(target, blocks)[rank], blocks[rank])
         request = self._gate.comm.Iallgatherv(self._gate.mpi.IN_PLACE, self._cut(target, blocks))
-        await self._watch(request, len(target), blocks)
+        await self._watch(request, len(target), target, blocks)
         if whole is None:
             for number, part in enumerate(_parts(target, blocks)):
                 if number != rank:
@@ -113,7 +115,7 @@ class MpiOperations:
         await self._agreement.compare(channel, balance=balance)
         if rank != root or blocks is None:
             request = self._gate.comm.Igatherv(self._bytes(data), None, root)
-            await self._watch(request, len(data))
+            await self._watch(request, len(data), data)
             return
         whole = self._joined(blocks)
         if whole is None or overlap(whole, data):
@@ -122,7 +124,7 @@ class MpiOperations:
         else:
             target = whole
         request = self._gate.comm.Igatherv(self._bytes(data), self._cut(target, blocks), root)
-        await self._watch(request, len(target), blocks)
+        await self._watch(request, len(target), data, target, blocks)
         if whole is None:
             await self._spread(target, blocks)
 
@@ -135,11 +137,11 @@ class MpiOperations:
         await self._agreement.compare(channel, balance=balance)
         if rank != root or blocks is None:
             request = self._gate.comm.Iscatterv(None, self._bytes(out), root)
-            await self._watch(request, len(out))
+            await self._watch(request, len(out), out)
             return
         source = await self._one_piece(blocks, apart_from=out)
         request = self._gate.comm.Iscatterv(self._cut(source, blocks), self._bytes(out), root)
-        await self._watch(request, len(source), blocks)
+        await self._watch(request, len(source), source, blocks, out)
 
     async def _reduce_scatter(self, channel: Channel, call: calls.ReduceScatter) -> None:
         blocks, out, op = call.blocks, call.out, call.op
@@ -157,7 +159,7 @@ class MpiOperations:
             request = comm.Ireduce_scatter_block(given, target, theirs)
         else:
             request = comm.Ireduce_scatter(given, target, counts, theirs)
-        await self._watch(request, len(source), blocks)
+        await self._watch(request, len(source), source, blocks, out)
 
     async def _all_to_all(self, channel: Channel, call: calls.AllToAll) -> None:
         inputs, outputs = call.inputs, call.outputs
@@ -169,7 +171,7 @@ class MpiOperations:
         whole = self._joined(outputs)
         target = scratch(_total(outputs)) if whole is None else whole
         request = self._gate.comm.Ialltoallv(self._cut(source, inputs), self._cut(target, outputs))
-        await self._watch(request, len(source) + len(target), inputs, outputs)
+        await self._watch(request, len(source) + len(target), source, target, inputs, outputs)
         if whole is None:
             await self._spread(target, outputs)
 
@@ -178,11 +180,9 @@ class MpiOperations:
 
     # -- requests
 
-    def _watch(self, request: Mpi, nbytes: int, *kept: object) -> Request:
-        """``kept``: what has to live as long as the request."""
-        watched = self._gate.poller.watch(request, nbytes)
-        watched.kept = kept
-        return watched
+    def _watch(self, request: Mpi, nbytes: int, *memory: object) -> Request:
+        """``memory``: all that MPI reads or writes for the request. ``nbytes``: about how much it moves."""
+        return self._gate.poller.watch(request, memory, nbytes)
 
     def _bytes(self, data: memoryview) -> list[Mpi]:
         return [data, self._gate.mpi.BYTE]

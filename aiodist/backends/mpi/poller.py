@@ -33,17 +33,43 @@ _SHORTEST = 1e-3  # the resolution of the loops' timers
 
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
+_OF_OBJECT = ctypes.PYFUNCTYPE(None, ctypes.py_object)
+_add_reference = _OF_OBJECT(("Py_IncRef", ctypes.pythonapi))
+_drop_reference = _OF_OBJECT(("Py_DecRef", ctypes.pythonapi))
+
 
 class Request(Pending[None]):
-    """An MPI request in progress. Its memory is MPI's until it is done, even if no task waits any more."""
+    """An MPI request in progress. MPI uses its memory until it is done, even if no task waits any more.
 
-    __slots__ = ("kept", "request", "status")
+    So the memory lives until then, also after the operation was cancelled and the event loop closed:
+    freed memory may get another owner, and MPI would write to that.
+    """
 
-    def __init__(self, request: Mpi, status: Mpi) -> None:
+    __slots__ = ("has_completed", "memory", "request", "status")
+
+    def __init__(self, request: Mpi, memory: object, status: Mpi = None) -> None:
+        """``memory``: all that MPI reads or writes for the request.
+
+        mpi4py's request does not always keep it alive: not in reductions, Iallgatherv and Idup.
+        """
         super().__init__()
-        self.request = request  # mpi4py's keeps the memory alive
+        self.request = request
+        self.memory = memory
         self.status = status
-        self.kept: object = None  # lives as long as the request does
+        self.has_completed = False
+        # Invariant: until MPI has completed the request, this reference keeps `self` and the memory alive.
+        # No container holds it: the interpreter ends, and frees those, before mpi4py finalises MPI.
+        _add_reference(self)
+
+    def test(self) -> bool:
+        """Return whether MPI has completed the request. Raises what MPI reports.
+
+        After an error its memory is never freed: parts of a collective may still be in progress.
+        """
+        if not self.has_completed and self.request.Test(self.status):
+            self.has_completed = True
+            _drop_reference(self)
+        return self.has_completed
 
 
 class Poller:
@@ -60,12 +86,13 @@ class Poller:
         self._since = 0.0
         self._attentive = 0.0
 
-    def watch(self, request: Mpi, nbytes: int = 0, status: Mpi = None) -> Request:
-        """Done when ``request`` is; ``nbytes``: about how much it moves. ``status``: filled then.
+    def watch(self, request: Mpi, memory: object, nbytes: int = 0, status: Mpi = None) -> Request:
+        """Return a `Request` that is done when ``request`` is; its errors are MPI's, as errors of ours.
 
-        Fails with what MPI reports, as an error of ours.
+        ``memory``: all that MPI reads or writes for it. ``nbytes``: about how much it moves.
+        ``status``: filled then.
         """
-        watched = Request(request, status)
+        watched = Request(request, memory, status)
         self._requests.append(watched)
         self._pay_attention(nbytes)
         return watched
@@ -76,7 +103,7 @@ class Poller:
         left: list[Request] = []
         for watched in self._requests:
             try:
-                if watched.request.Test(watched.status):
+                if watched.test():
                     ended.append((watched, None))
                 else:
                     left.append(watched)
@@ -100,9 +127,6 @@ class Poller:
             self._handle = None
         self.poll()  # what was cancelled has ended by now
         left, self._requests = self._requests, []
-        for watched in left:
-            # If the memory were freed, MPI would later write to memory of another owner.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(watched))
         return not left
 
     def _pay_attention(self, nbytes: int) -> None:

@@ -53,7 +53,7 @@ def test_a_collective_waits_for_all_others_until_all_have_come() -> None:
     gate: Any = SimpleNamespace(
         mpi=SimpleNamespace(IN_PLACE=None, UINT64_T=None, SUM=None),
         comm=SimpleNamespace(Iallreduce=lambda _, buffer, op: sums.append(buffer[0])),
-        poller=SimpleNamespace(watch=lambda _: asked),
+        poller=SimpleNamespace(watch=lambda *_: asked),
     )
     group: Any = SimpleNamespace(rank=0, size=3, ranks=(4, 5, 6), id=1)
     messenger: Any = SimpleNamespace()

@@ -29,8 +29,8 @@ def requests() -> list[Request]:
 
 @pytest.fixture
 def messenger(requests: list[Request]) -> MpiMessenger:
-    def watch(request: Any, nbytes: int = 0, status: Any = None) -> Request:
-        requests.append(Request(request, status))
+    def watch(request: Any, memory: object, nbytes: int = 0, status: Any = None) -> Request:
+        requests.append(Request(request, memory, status))
         return requests[-1]
 
     gate, mpi, poller = Gate(), SimpleNamespace(TAG_UB=0, BYTE=None), SimpleNamespace(watch=watch)

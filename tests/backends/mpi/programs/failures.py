@@ -18,6 +18,7 @@ async def failures() -> None:
     await _begin_anew()
     await _cancelled()
     await _begin_anew()
+    await _cancelled_in_progress()
     await _message_out_of_time()
     await _no_other_ranks()
 
@@ -83,6 +84,21 @@ async def _cancelled() -> None:
         await dist.barrier(beside)
         with pytest.raises((dist.CollectiveCancelledError, dist.GroupClosedError)):
             await dist.broadcast(np.ones(MIB), 1)
+
+
+async def _cancelled_in_progress() -> None:
+    """MPI goes on in the memory of arrays that the program has dropped."""
+
+    async def reduce() -> None:
+        await dist.all_reduce(np.ones(300_000))
+
+    for attempt in range(8):
+        tasks = [asyncio.ensure_future(reduce()) for _ in range(4)]
+        if dist.get_rank() == attempt % dist.get_world_size():
+            await asyncio.sleep(attempt * 2e-3)
+            tasks[attempt % 4].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _begin_anew()
 
 
 async def _message_out_of_time() -> None:
