@@ -124,7 +124,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set: The process set.
 
     Returns:
-        False if it is not in use, or is `global_process_set`.
+        False if it is not in use, or is ``global_process_set``.
     """
     if not process_set.process_set_id:
         return False
