@@ -203,7 +203,7 @@ def test_a_module_in_folders_without_init_files_is_found(specs, capfd):
     assert len(specs) == 1
 
 
-def test_what_starts_is_looked_for_where_the_ranks_variables_say(specs, tmp_path):
+def test_env_gives_the_paths_by_which_modules_and_programs_are_found(specs, tmp_path):
     (tmp_path / "folder" / "tool").touch(0o755)
     (tmp_path / "folder" / "tool.py").touch()
     assert cli.main(["run", "--env", "PYTHONPATH=no:folder", "-m", "tool"]) == 0
