@@ -89,7 +89,7 @@ async def test_a_cancelled_destroy_ends_what_is_under_way_and_closes_all() -> No
     async def main(rank: int) -> None:
         group = await dist.new_group([0, 1])
         if rank == 0:
-            work = dist.isend(np.ones(1 << 18), 1, group)  # nobody receives it
+            work = dist.isend(np.ones(1 << 18), 1, group)  # no rank receives it
             for closed in (group, None):
                 leaving = asyncio.create_task(dist.destroy_process_group(closed))
                 await asyncio.sleep(0)

@@ -77,9 +77,9 @@ class Net:
 
 
 def decided(size: int, seed: int, ends: int, leaving: float) -> tuple[Net, Decision]:
-    """Return what the members decide who enter, and of whom ``ends`` end, at random moments.
+    """Return the decision of members that enter at random moments, ``ends`` of which end at others.
 
-    ``leaving``: how likely it is that one who ends closes the group; else it dies.
+    ``leaving``: how likely it is that a member which ends closes the group; else it dies.
     """
     rng = random.Random(seed * 10 + size)
     net = Net(size, rng, {})

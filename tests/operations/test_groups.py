@@ -132,35 +132,26 @@ async def test_roots_by_global_and_by_group_rank(root: int) -> None:
     await run_ranks(4, on_rank, timeout=LIMIT)
 
 
-async def test_peers_by_group_rank_in_a_batch() -> None:
+@pytest.mark.parametrize("named", ["argument", "method"])
+async def test_peers_by_group_rank_in_a_batch(named: str) -> None:
+    """The group is an argument, or the one whose method the message names."""
+
     async def on_rank(number: int) -> None:
         group = await dist.new_group([2, 1], sort_ranks=False)
         if number == 0:
             return
-        other = 1 - dist.get_rank(group)
+        where: dict[str, Any] = {"group_peer": 1 - dist.get_rank(group)}
+        functions: Any = group
+        if named == "argument":
+            functions = dist
+            where["group"] = group
         into = torch.zeros(1, dtype=torch.int64)
         batch = [
-            dist.P2POp(dist.isend, torch.tensor([number]), group=group, group_peer=other),
-            dist.P2POp(dist.irecv, into, group=group, group_peer=other),
+            dist.P2POp(functions.isend, torch.tensor([number]), **where),
+            dist.P2POp(functions.irecv, into, **where),
         ]
         sources = [await work for work in dist.batch_isend_irecv(batch)]
         assert into.item() == 3 - number == sources[1]
-
-    await run_ranks(3, on_rank, timeout=LIMIT)
-
-
-async def test_a_message_of_a_batch_belongs_to_the_group_whose_method_it_names() -> None:
-    async def on_rank(number: int) -> None:
-        group = await dist.new_group([2, 1], sort_ranks=False)
-        if number == 0:
-            return
-        other = 1 - dist.get_rank(group)
-        into = torch.zeros(1, dtype=torch.int64)
-        sent = dist.P2POp(group.isend, torch.tensor([number]), group_peer=other)
-        await asyncio.gather(
-            *dist.batch_isend_irecv([sent, dist.P2POp(group.irecv, into, group_peer=other)])
-        )
-        assert into.item() == 3 - number
 
     await run_ranks(3, on_rank, timeout=LIMIT)
 
