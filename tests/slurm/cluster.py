@@ -180,14 +180,16 @@ class Cluster:
         shown = self.run("scontrol", "--oneliner", "show", "job", job).stdout
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def start_now(self, job: str) -> None:
+    def start_soon(self, job: str) -> None:
         """Start ``job`` again when its last run has left the nodes.
 
         Slurm holds a job back for two minutes after a requeue. Without that a job that has started
-        again counts as ended when Slurm hears of the end of the last run's batch script.
+        again counts as ended when Slurm hears of the end of the last run's batch script. Times are
+        whole seconds to Slurm: a node refuses a job that starts in the second in which its last run
+        was ended there.
         """
         self.wait_until(self._are_nodes_empty, "the last run to leave both nodes", 90)
-        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2seconds")
 
     def processes(self, node: str) -> list[int]:
         """Return the pids of all that runs on ``node``."""

@@ -116,7 +116,7 @@ def interrupted(slurm: Cluster, folder: Path, interrupt: Callable[[Cluster, str]
     slurm.wait_until(checkpoint.exists, "the first checkpoint", 120)
     interrupt(slurm, job)
     slurm.wait_until(lambda: slurm.state(job)["Restarts"] != "0", "the job to be put back", 60)
-    slurm.start_now(job)
+    slurm.start_soon(job)
     state = slurm.wait_for_job(job)
     assert state["ExitCode"] == "0:0", f"{state}\n{output.read_text()}\n{slurm.logs()}"
     fingerprint = json.loads(summary.read_text())["sha256"]
