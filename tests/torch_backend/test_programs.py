@@ -50,7 +50,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("groups:answers", 2),
         ("groups:subgroups", 4),
         since("2.7", "groups:splitting", 4),
-        since("2.14", "groups:split_by_torch", 4),
+        since("2.15", "groups:split_by_torch", 4),
         ("groups:again", 2),
         ("groups:after_workers_that_died", 3),
         ("groups:back_before_rank_0", 3),
