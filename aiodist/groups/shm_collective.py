@@ -165,6 +165,8 @@ class ShmCollective:
                         announce(communicator.mine, tag, base, meta, nbytes, piece.stop)
                 elif nbytes:
                     exchange.fill(mine, given)
+                    if exchange.pieces:
+                        announce(communicator.mine, tag, base, meta, nbytes, nbytes)
                 announce(communicator.mine, tag, base, meta, nbytes)
                 communicator.slot_used[slot] = base | LAST_STEP
                 # Invariant: the flag is up before sleepers are looked for.
@@ -499,8 +501,6 @@ def announce(
     mine[tag + 1], mine[tag + 2] = meta
     mine[tag + 3] = nbytes
     if copied is None:
-        # Invariant: no word leaves the range of its operation. More bytes than that follow in chunks.
-        mine[tag + COPIED] = base + min(nbytes, LAST_STEP)
         mine[tag] = base
     else:
         mine[tag + COPIED] = base + copied

@@ -172,7 +172,8 @@ class LoopHandoff:
 
     def acquire(self) -> bool:
         """Return whether the calling thread may drive now; it then calls `give_back` or `resume`."""
-        if not self._lent or self._driver == _get_ident():  # in a signal's handler
+        me = _get_ident()
+        if not self._lent or self._driver == me:  # in a signal's handler
             return False
         if self._wanted:  # it goes first, and is soon done
             if not self._iteration.acquire(timeout=_SHORT):
@@ -181,7 +182,7 @@ class LoopHandoff:
         if not self.loop_lock.acquire(False):
             return False
         if self._lent:
-            self._driver = _get_ident()
+            self._driver = me
             return True
         self.loop_lock.release()
         return False
