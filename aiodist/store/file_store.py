@@ -79,7 +79,6 @@ class FileStore(Store):
             DistStoreError: Another running process holds the rank; the rank was recorded on
                 another host or boot; the file belongs to no store, or cannot be opened.
         """
-        me = Participant.me(rank)
         log = FileLog(os.fspath(path))
         limit = deadline_of(timeout, _LOCK_SECONDS)
         try:
@@ -88,6 +87,7 @@ class FileStore(Store):
                 with log.locked(exclusive=True) as held:
                     # The last user may have removed the file since: then open the present one.
                     if held and log.is_current():
+                        me = Participant.me(rank)
                         _join(log, me)
                         return cls.__new__(cls)._begin(log, me)
                 await _pause_for_lock(log.path, pause, limit)

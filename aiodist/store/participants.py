@@ -26,6 +26,7 @@ class Participant:
 
     @classmethod
     def me(cls, rank: int | None) -> Participant:
+        """Return this process as a participant. Raises OSError as `start_time`."""
         pid = os.getpid()
         return cls(os.urandom(8).hex(), rank, pid, this_host(), start_time(pid))
 
@@ -36,9 +37,12 @@ class Participant:
         """Return whether the process has surely ended. False for other hosts: nothing is known of them."""
         if self.host != this_host():
             return False
-        if self.started is not None:
+        if self.started is None:
+            return not _exists(self.pid)
+        try:
             return start_time(self.pid) != self.started
-        return not _exists(self.pid)
+        except OSError:
+            return False
 
 
 def this_host() -> str:
@@ -54,11 +58,12 @@ def this_host() -> str:
 def start_time(pid: int) -> int | None:
     """Return when ``pid`` was started, or None if it has ended, or without /proc.
 
-    The time tells the process from a later one with the same id.
+    The time tells the process from a later one with the same id. Raises OSError if the system does not
+    let this process look, as without a free descriptor.
     """
     try:
         stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends meanwhile
         return None
     # "pid (name) state parent ...": the name may hold spaces and parentheses, and end in half a character.
     fields = stat.rpartition(")")[2].split()

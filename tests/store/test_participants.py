@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import subprocess
@@ -52,6 +53,19 @@ def test_an_ended_process_is_dead_even_before_its_parent_waits_for_it():
             assert other.is_dead()
     assert other.is_dead()
     assert replace(other, started=None).is_dead()  # as on systems without /proc
+
+
+@linux
+def test_a_process_that_cannot_be_looked_at_is_not_dead(monkeypatch):
+    me, read = Participant.me(0), Path.read_text
+
+    def without_a_descriptor(path, **settings):
+        if path.name == "stat":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(path, **settings)
+
+    monkeypatch.setattr(Path, "read_text", without_a_descriptor)
+    assert not me.is_dead()
 
 
 def test_processes_of_other_hosts_count_as_unknown():
