@@ -218,10 +218,11 @@ class LoopHandoff:
     def run_until(self, loop: HandoffLoop, ended: threading.Lock, held: bool) -> bool:
         """Run ``loop`` in the calling thread, which drives, until ``ended`` is released; whether it was.
 
-        False at once where another thread sleeps by itself, or a task runs in this one (a notebook's cell),
-        and false once the loop ends. The thread drives before and after, but not while it sleeps in
-        the selector; ``held``: it then lets Ctrl-C through, which it has held back. Raises what a signal's
-        handler raises there; then it may drive no more, so call `abandon`. `end` releases ``ended``.
+        False at once where another thread sleeps by itself, a task runs in this one (a notebook's cell), or
+        there is no descriptor left to sleep over, and false once the loop ends. The thread drives before
+        and after, but not while it sleeps in the selector; ``held``: it then lets Ctrl-C through, which it
+        has held back. Raises what a signal's handler raises there; then it may drive no more, so call
+        `abandon`. `end` releases ``ended``.
         """
         if self.sleeper is not None:
             if self._runner == _get_ident():  # a signal's handler has interrupted its sleep
@@ -231,7 +232,7 @@ class LoopHandoff:
         try:
             asyncio._set_running_loop(loop)
             # From Python 3.14 a thread has one current task, whatever the loop.
-            if asyncio.current_task(loop) is None:
+            if asyncio.current_task(loop) is None and loop.may_pause():
                 self._runner, self._lets_interrupts = _get_ident(), held
                 with self._running:
                     while self._lent and ended.locked() and not loop.stops:
@@ -345,13 +346,19 @@ class HandoffLoop(asyncio.SelectorEventLoop):
         super().stop()
 
     def run_once(self) -> None:
-        """Wait for events once, and call what is due: one turn of the loop, in the calling thread."""
-        self._wake_pipe.open(self._selector.fileno())  # type: ignore[attr-defined]  # not in typeshed
+        """Wait for events once, and call what is due: one turn of the loop, in the calling thread.
+
+        It may `pause`, so `may_pause` comes first.
+        """
         self._run_once()  # type: ignore[attr-defined]  # asyncio has no public name for it
 
     def has_callbacks(self) -> bool:
         """Return whether the next turn calls something without waiting for an event."""
         return bool(self._ready)  # type: ignore[attr-defined]
+
+    def may_pause(self) -> bool:
+        """Prepare `pause`. Return False if this process has no descriptors left for that."""
+        return self._wake_pipe.open(self._selector.fileno())  # type: ignore[attr-defined]  # not in typeshed
 
     def pause(self, seconds: float) -> None:
         """Sleep until there are events or `end_pause` is called, for at most ``seconds``."""
@@ -408,14 +415,18 @@ class _WakePipe:
         self._ends: tuple[int, ...] = ()  # of a pipe
         self._poll = select.poll()
 
-    def open(self, fd: int) -> None:
-        """Prepare `wait` for ``fd``. Later calls do nothing."""
+    def open(self, fd: int) -> bool:
+        """Prepare `wait` for ``fd``, once. Return False if the system refuses the descriptors of a pipe."""
         if not self._ends:
-            self._ends = os.pipe()
+            try:
+                self._ends = os.pipe()
+            except OSError:
+                return False
             for end in self._ends:
                 os.set_blocking(end, False)
             self._poll.register(self._ends[0], select.POLLIN)
             self._poll.register(fd, select.POLLIN)
+        return True
 
     def wait(self, seconds: float) -> None:
         """Sleep until the file of `open` is readable, or `wake` is called, for at most ``seconds``."""
