@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
-from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.errors import DistError, InvalidUsageError, NotInitializedError
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.deferred import DeferredWork, start_anywhere
 from aiodist.groups.group_engine import GroupEngine
@@ -391,6 +391,12 @@ class Portal:
             atexit.register(self.close)
             # Children of multiprocessing end without atexit, but run its own finalizers.
             self._finalizer = util.Finalize(None, self.close, exitpriority=1)
+        except RuntimeError as error:  # of the thread
+            loop.close()
+            raise DistError(
+                f"the event loop of aiodist.sync has no thread to run in: {error}; raise the limit on "
+                "processes and threads: ulimit -u"
+            ) from error
         finally:
             if held:
                 self.handoff.interrupts.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -16,11 +17,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from socket import socketpair
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import DistError, InvalidUsageError
 from aiodist.sync import loop_handoff
 from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, Interrupts, LoopHandoff
 from aiodist.sync.portal import Portal
@@ -331,6 +332,27 @@ def _exit_by_handler() -> None:
     raise SystemExit(7 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 8)
 
 
+def test_a_loop_whose_thread_cannot_start_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[HandoffLoop] = []
+
+    def make(handoff: LoopHandoff) -> HandoffLoop:
+        loops.append(HandoffLoop(handoff))
+        return loops[-1]
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    portal = Portal()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        patch.setattr("aiodist.sync.portal.HandoffLoop", make)
+        with pytest.raises(DistError, match=r"can't start new thread; raise the limit.*ulimit -u"):
+            portal.enter()
+    assert loops[0].is_closed()
+    portal.enter()
+    portal.leave()
+
+
 def test_ctrl_c_as_the_loops_thread_starts_leaves_no_thread_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -590,6 +612,21 @@ def test_the_loops_thread_goes_on_with_what_other_threads_wait_for(sleeps_long: 
         thread.join()
         writer.send(b"!")
         assert came.wait(scaled(10))
+
+
+def test_a_thread_without_descriptors_to_sleep_over_leaves_the_loop_to_its_thread(
+    handoff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(loop_handoff.os, "pipe", refuse)
+    ended = locked()
+    until(handoff.acquire)
+    handoff.loop.call_later(0.01, ended.release)
+    assert not handoff.run_until(handoff.loop, ended, False)
+    handoff.resume()
+    assert ended.acquire(timeout=scaled(10))
 
 
 def test_a_loop_is_closed_once_no_thread_sleeps_in_its_selector() -> None:
