@@ -52,10 +52,11 @@ class Completions:
         with self._changed:
             if not self._closed:
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         target=self._live, name="aiodist-futures", daemon=True
                     )
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
                 self._ordered += ordered
                 self._queue.put(item)
                 return

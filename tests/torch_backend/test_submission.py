@@ -8,17 +8,23 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import aiodist as dist
+from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.deadline import SIGNAL_SECONDS
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing import run_ranks
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.submission import Operation, all_started
 from aiodist.torch_backend.worlds import TorchWorld
+from tests.limits import scaled
 
 
 class SlowLock:
@@ -68,6 +74,32 @@ def test_a_thread_that_waits_for_callbacks_sleeps_for_a_second_at_a_time() -> No
     completions._ordered = 1
     completions.settle()
     assert condition.asked == [SIGNAL_SECONDS] * 3
+
+
+@pytest.mark.parametrize("kind", [Completions, partial(Worker, "aiodist-test")])
+def test_a_thread_that_could_not_start_is_started_by_the_next_call(
+    kind: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is handed to it waits for ever."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def hand_over() -> None:
+        if isinstance(waiting, Worker):
+            waiting.put(done.set)
+        else:
+            ended: Any = SimpleNamespace(block=done.set)
+            waiting.add(ended, torch.futures.Future(), False)
+
+    waiting, done = kind(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            hand_over()
+    hand_over()
+    assert done.wait(scaled(10))
+    waiting.close()
 
 
 def test_an_operation_is_failed_once_its_time_is_over() -> None:

@@ -42,10 +42,14 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def put(self, job: Callable[[], None]) -> None:
-        """Run ``job()``, which raises nothing, after all that was put before. One thread puts."""
+        """Run ``job()``, which raises nothing, after all that was put before. One thread puts.
+
+        Raises RuntimeError if no thread can start.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._live, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._live, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         self._jobs.put(job)
 
     def close(self) -> None:
