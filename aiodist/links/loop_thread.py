@@ -37,7 +37,13 @@ class LoopThread:
         return self._owner.is_closed()
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread. If the system refuses it, it has `ended`, by that ``failure``."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.failure = error
+            self._runs.set()
+            self._ended.set()
 
     async def ended(self) -> None:
         """Wait until the thread has ended, also if it could not start ``main()``."""

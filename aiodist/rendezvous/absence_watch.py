@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -109,8 +109,11 @@ class AbsenceWatch:
         """Start to beat. Returns the text for the other ranks, or "" if the watch cannot begin yet."""
         self._told = told
         self._loop_thread.start()
-        within = _SERVE_SECONDS if self._hub else self._patience
-        await asyncio.wait([self._begun], timeout=min(within, deadline.remaining()))
+        within = min(_SERVE_SECONDS if self._hub else self._patience, deadline.remaining())
+        ended = asyncio.ensure_future(self._loop_thread.ended())
+        either: set[asyncio.Future[Any]] = {self._begun, ended}
+        await asyncio.wait(either, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
         return self._begun.result() if self._begun.done() else ""
 
     async def end(self) -> None:

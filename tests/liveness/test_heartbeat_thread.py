@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 
 import pytest
 
@@ -18,6 +19,10 @@ def no_descriptor() -> asyncio.AbstractEventLoop:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 async def test_a_heartbeat_thread_that_cannot_start_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -29,3 +34,13 @@ async def test_a_heartbeat_thread_that_cannot_start_is_an_error(
             await heartbeat.open(str, lost.append, lambda *_: None)
         await heartbeat.close()
     assert lost == []
+
+
+async def test_a_rank_that_may_start_no_thread_says_how_to_do_without_heartbeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    heartbeat = HeartbeatThread(0, 2, (), 10.0)
+    with pytest.raises(DistNetworkError, match=r"can't start new thread; liveness_timeout=0 turns"):
+        await heartbeat.open(str, lambda _: None, lambda *_: None)
+    await heartbeat.close()

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
+from aiodist.rendezvous import absence_watch
 from aiodist.rendezvous.absence_watch import (
     BEATS,
     AbsenceWatch,
@@ -29,7 +31,7 @@ from aiodist.rendezvous.absence_watch import (
 )
 from aiodist.store import MemoryStore
 from aiodist.store.participants import Participant
-from tests.limits import thread_ends, until
+from tests.limits import scaled, thread_ends, until
 from tests.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
@@ -239,6 +241,20 @@ async def test_arrivals_are_reported_and_leaving_ranks_are_not_missed(begin: Beg
     await first.end()
     await until(lambda: 1 not in hub._deadlines)
     assert 2 in hub._deadlines
+    assert losses.empty()
+
+
+async def test_a_rank_whose_watch_may_have_no_thread_goes_on_at_once(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(absence_watch, "_SERVE_SECONDS", 1000.0)
+    async with asyncio.timeout(scaled(5)):
+        _, told, losses = await begin(0, over_tcp_served("127.0.0.1", b"", None))
+    assert told == ""
     assert losses.empty()
 
 
