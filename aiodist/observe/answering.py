@@ -14,7 +14,7 @@ from typing import Any
 from aiodist.deadline import Deadline
 from aiodist.links.interfaces import is_loopback
 from aiodist.observe.observer import Observer
-from aiodist.observe.server import Server
+from aiodist.observe.server import DEAF, Server
 from aiodist.store import Store, exchange
 
 log = logging.getLogger("aiodist")
@@ -61,13 +61,19 @@ def _listening(observer: Observer, host: str | None) -> Server | None:
     try:
         return Server(observer, host)
     except OSError as error:
-        log.warning("`aiodist why` will not hear of this rank: it cannot listen (%s)", error)
+        log.warning(DEAF, error)
         return None
 
 
 def _begin(observer: Observer, server: Server | None, addresses: Mapping[int, str]) -> None:
-    if server is not None:
+    if server is None:
+        return
+    try:
         server.start(addresses)
+    except RuntimeError as error:
+        log.warning(DEAF, error)
+        server.close()
+    else:
         observer.serves(server)
         heed_signal(observer)
 

@@ -43,6 +43,9 @@ from aiodist.transport.tcp import on_own_link
 
 log = logging.getLogger("aiodist")
 
+DEAF = "`aiodist why` will not hear of this rank: it cannot listen (%s)"
+"""The warning of a rank for which no thread answers. It takes the reason."""
+
 PREFIX = "aiodist-why"
 RECENT = 32
 """Finished operations in an answer."""
@@ -113,15 +116,19 @@ class Server:
             raise
 
     def start(self, addresses: Mapping[int, str]) -> None:
-        """Begin to answer. ``addresses``: of the ranks that are reached by TCP."""
+        """Begin to answer. ``addresses``: of the ranks that are reached by TCP.
+
+        Raises RuntimeError if no thread can start.
+        """
         places = {rank: address.rpartition(":") for rank, address in addresses.items()}
         self._addresses = {
             rank: f"{on_own_link(host, self._host)}:{port}"
             for rank, (host, _, port) in places.items()
         }
         name = f"aiodist answers for rank {self._observer.identity.rank}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def signalled(self) -> None:
         """Handle SIGUSR1. May be called in a signal handler."""
@@ -177,6 +184,8 @@ class Server:
             self._answer_all()
         except EOFError:
             pass  # orphaned
+        except OSError as error:
+            log.warning(DEAF, error)
         finally:
             self._close_sockets()
 

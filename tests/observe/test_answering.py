@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import os
+import selectors
 import signal
 import socket
 import sys
@@ -190,3 +191,37 @@ def test_a_server_that_finds_no_descriptors_leaves_nothing_to_finalize(
     del owner
     gc.collect()
     assert not raised
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "reason"),
+    [
+        (threading.Thread, "start", RuntimeError("can't start new thread")),
+        (selectors, "DefaultSelector", OSError(errno.EMFILE, "too many open files")),
+    ],
+    ids=["thread", "descriptor"],
+)
+async def test_a_rank_for_which_no_thread_can_answer_says_so(
+    where: Any,
+    what: str,
+    reason: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise reason
+
+    before = signal.getsignal(signal.SIGUSR1)
+    deaf = observer(1)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, refuse)
+            answer_here(deaf)
+            await until(lambda: caplog.messages)
+        (told,) = caplog.messages
+        assert told.startswith("`aiodist why` will not hear of this rank")
+        assert str(reason) in told
+        await until(lambda: deaf.identity.job not in jobs_here())
+    finally:
+        deaf.close()
+        signal.signal(signal.SIGUSR1, before)
