@@ -36,18 +36,21 @@ async def resolve(
     if not host:
         # To the system an empty name means every address, which the caller must ask for explicitly.
         raise InvalidUsageError("host must be an address or a name, not empty")
-    loop = asyncio.get_running_loop()
+    loop, flags = asyncio.get_running_loop(), socket.AI_PASSIVE if to_listen else 0
     try:
-        async with asyncio.timeout(limit(deadline)):
-            found = await loop.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE if to_listen else 0
+        try:  # a numeric address needs no thread
+            found = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=flags | socket.AI_NUMERICHOST
             )
+        except OSError:
+            async with asyncio.timeout(limit(deadline)):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except TimeoutError:
         raise StoreTimeoutError(
             f"the name look-up of {host!r} took longer than {deadline.timeout:g} s; use an address "
             "instead of the name, or see to the host's DNS configuration"
         ) from None
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, RuntimeError) as error:  # the last one if no thread can start
         raise DistStoreError(
             f"the host name {host!r} does not resolve to an address ({_reason(error)}); check its "
             "spelling (MASTER_ADDR or the init_method), or use an address"

@@ -45,19 +45,22 @@ def close_inherited(owners: Iterable[asyncio.StreamWriter | asyncio.Server]) -> 
     Their descriptors become /dev/null. The objects of asyncio or uvloop that own the numbers stay
     as they are, and may close them at any time.
     """
-    numbers: list[int] = []
+    numbers: set[int] = set()
     for owner in owners:
         if isinstance(owner, asyncio.StreamWriter):
             sock = owner.get_extra_info("socket")
             if sock is not None:  # uvloop has none where the stream is closed
-                numbers.append(sock.fileno())
+                numbers.add(sock.fileno())
         else:
-            numbers.extend(sock.fileno() for sock in owner.sockets)
+            numbers.update(sock.fileno() for sock in owner.sockets)
+    numbers.discard(-1)
+    for number in numbers:  # first, as there may be no other descriptor to open /dev/null with
+        os.close(number)
     null = os.open(os.devnull, os.O_RDWR)
-    for number in numbers:
-        if number >= 0:
-            os.dup2(null, number, inheritable=False)
-    os.close(null)
+    for number in numbers - {null}:
+        os.dup2(null, number, inheritable=False)
+    if null not in numbers:
+        os.close(null)
 
 
 async def read_message(reader: asyncio.StreamReader, max_frame: int) -> list[Any]:

@@ -1,8 +1,12 @@
 import asyncio
 import os
+import resource
 import socket
 import sys
+import threading
+import warnings
 from asyncio.subprocess import PIPE
+from contextlib import suppress
 
 import pytest
 import uvloop
@@ -39,6 +43,32 @@ def test_a_child_closes_what_its_parents_loop_has_closed(run):
     server.close_in_child()
 
 
+async def test_a_child_without_a_free_descriptor_ends_its_parents_sockets(server):
+    async with await TcpStore.connect("127.0.0.1", server.port) as store:
+        number = store._writer.get_extra_info("socket").fileno()
+        assert is_null_in_poor_child(number, store.close_in_child)
+        await store.set("k", b"v")  # the parent's goes on
+
+
+def is_null_in_poor_child(number, close_in_child):
+    """Whether the descriptor is /dev/null in a child that has none free before ``close_in_child``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other tests may have threads
+        child = os.fork()
+    if child == 0:
+        try:
+            limit = max(map(int, os.listdir("/proc/self/fd"))) + 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            with suppress(OSError):
+                while True:
+                    os.dup(0)
+            close_in_child()
+            os._exit(not os.path.samestat(os.fstat(number), os.stat(os.devnull)))
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 async def raw_server(handler):
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     return server, server.sockets[0].getsockname()[1]
@@ -62,6 +92,19 @@ async def test_no_server_by_the_deadline():
         port = placeholder.getsockname()[1]
         with pytest.raises(StoreTimeoutError, match=rf"127.0.0.1:{port} within 0.05 s.*refused"):
             await TcpStore.connect("127.0.0.1", port, Deadline(0.05))
+
+
+async def test_an_address_is_found_where_no_thread_can_start(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        server = await TcpStoreServer.start("127.0.0.1")
+        async with server, await TcpStore.connect("127.0.0.1", server.port) as store:
+            await store.set("k", b"v")
+        with pytest.raises(DistStoreError, match=r"'localhost' does not resolve.*start new thread"):
+            await TcpStore.connect("localhost", 1)
 
 
 async def test_name_that_does_not_resolve_fails_at_once():
