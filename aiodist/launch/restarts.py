@@ -96,9 +96,17 @@ class Restarts:
 
     def __enter__(self) -> Restarts:
         if self.limit:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="aiodist store")
-            self._thread.start()
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="aiodist store")
+            try:
+                thread.start()
+            except RuntimeError as error:
+                loop.close()
+                raise DistStoreError(
+                    f"the launcher's own store, where ranks meet after a restart, has no thread: {error}; "
+                    "raise the limit on processes and threads: ulimit -u"
+                ) from error
+            self._loop, self._thread = loop, thread
             try:
                 serving = TcpStoreServer.start(
                     ADDRESS, secret=self._secret, certificates=self._certificates

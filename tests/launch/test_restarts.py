@@ -249,6 +249,15 @@ def test_a_store_that_does_not_answer_is_named_and_does_not_hide_the_end(monkeyp
         threading.Timer(0.2, release.set).start()
 
 
+def test_a_launcher_whose_store_has_no_thread_says_so(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(DistStoreError, match=r"launcher's own store.* can't start new.*ulimit -u"):
+        Restarts(1, b"secret").__enter__()
+
+
 async def _register(
     restarts: Restarts, rank: int, certificates: Certificates | None = None
 ) -> None:
