@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.transport.socket_listener import remedy_for
 
 IFNAME_VARIABLES = ("AIODIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """The first variable with a value decides."""
@@ -102,14 +103,18 @@ def address_of(sockaddr: Sequence[Any]) -> str:
 def datagram_socket(address: str) -> socket.socket | None:
     """Return a new socket of the family of the numeric ``address``, or None if the kernel lacks it.
 
-    A name may have an IPv6 address on a host that was started without IPv6: /etc/hosts says so.
+    A name may have an IPv6 address on a host that was started without IPv6: /etc/hosts says so. Raises
+    DistNetworkError if the system refuses a socket.
     """
     try:
         return socket.socket(family_of(address), socket.SOCK_DGRAM)
     except OSError as error:
-        if error.errno != errno.EAFNOSUPPORT:
-            raise
-        return None
+        if error.errno == errno.EAFNOSUPPORT:
+            return None
+        raise DistNetworkError(
+            f"the system refuses a socket to find the route to {address}: {error.strerror}; "
+            + remedy_for(error, "see what this process may do")
+        ) from error
 
 
 def route_to(address: str) -> str | None:

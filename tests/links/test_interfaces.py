@@ -135,7 +135,7 @@ def test_a_lack_of_descriptors_is_no_missing_route(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "socket", exhausted)
-    with pytest.raises(OSError, match="Too many open files"):
+    with pytest.raises(DistNetworkError, match=r"route to 127\.0\.0\.1: Too many open.*ulimit -n$"):
         interfaces.route_to("127.0.0.1")
 
 
