@@ -258,7 +258,6 @@ async def _meet(
 ) -> Rendezvous:
     attendance: Attendance | None = None
     try:
-        hosts = choose_hosts(place.route, environ)
         will = will_of(own.rank)
         part = await place.join(place.store, own.rank, own.size, deadline, will)
         await check_alone(place, part, own.rank)
@@ -267,6 +266,7 @@ async def _meet(
             mine = msgpack.packb((own.size, host_identity(), environ.get(RUN_VARIABLE, "")))
             async with attendance.heeding():
                 await attendance.begin(deadline)
+                hosts = choose_hosts(place.route, environ)  # if it raises, the others hear of it
                 values = await exchange(part, own.rank, own.size, mine, deadline, stops=_disagree)
                 place.all_met()
             arrived = {rank: msgpack.unpackb(value) for rank, value in enumerate(values) if value}

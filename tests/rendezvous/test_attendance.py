@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.errors import PeerLostError, StoreTimeoutError
+from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.rendezvous import Rendezvous, meeting, rendezvous
 from aiodist.rendezvous.absence_watch import AbsenceWatch, over_tcp
 from aiodist.rendezvous.attendance import Attendance
@@ -294,6 +294,19 @@ async def test_a_rank_that_fails_after_the_others_have_come_tells_them(port: int
     assert "rank 1 (process" in str(first)
     assert "gave up inside init_process_group: OSError('no room left')" in str(first)
     assert first.not_arrived == ()
+
+
+async def test_a_rank_that_has_no_such_interface_tells_the_others(port: int) -> None:
+    url, wrong = f"tcp://127.0.0.1:{port}", {"AIODIST_SOCKET_IFNAME": "nonesuch0"}
+    first, second = await asyncio.gather(
+        meet(url, 0, 2),
+        rendezvous(url, rank=1, size=2, deadline=Deadline(20), environ=wrong, store=None),
+        return_exceptions=True,
+    )
+    assert isinstance(second, InvalidUsageError)
+    assert isinstance(first, PeerLostError)
+    assert "gave up inside init_process_group: InvalidUsageError" in str(first)
+    assert "matches no interface" in str(first)
 
 
 async def test_a_second_loss_may_come_while_the_first_one_is_cleaned_up_after() -> None:
