@@ -145,7 +145,11 @@ def check_index(value: Any, name: str, size: int, of: str) -> int:
 def check_list(items: Any, name: str, size: int | None = None, each: str = "rank") -> list[Any]:
     """Return a list or tuple; of ``size`` entries where that is given, one for each ``each``."""
     if not isinstance(items, (list, tuple)):
-        raise TypeError(f"{name} must be a list, not {type(items).__name__}")
+        has_rows = isinstance(items, Iterable) and not isinstance(items, (str, bytes))
+        raise TypeError(
+            f"{name} must be a list, not {type(items).__name__}"
+            + (f": pass list({name})" if has_rows else "")
+        )
     if size is not None and len(items) != size:
         raise InvalidUsageError(
             f"{name} has {len(items)} entries; it must have {size}, one for each {each} of the group"

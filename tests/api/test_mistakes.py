@@ -41,7 +41,7 @@ async def test_an_argument_of_another_type_is_named() -> None:
             dist.new_subgroups("1")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="split_ranks must be a list, not ndarray"):
             dist.split_group(split_ranks=np.array([[0], [1]]))  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="input_split_sizes must be a list, not int"):
+        with pytest.raises(TypeError, match=r"input_split_sizes must be a list, not int$"):
             dist.all_to_all_single_init(np.ones(2), np.ones(2), None, 1)  # type: ignore[arg-type]
 
     await run_ranks(2, main)

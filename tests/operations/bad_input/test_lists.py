@@ -25,7 +25,7 @@ ENTRIES: list[Entry] = [
         "all_gather: a tensor for the list",
         lambda h: dist.all_gather(t(3, 4), t(4)),
         TypeError,
-        "tensor_list must be a list, not Tensor",
+        r"tensor_list must be a list, not Tensor: pass list\(tensor_list\)$",
     ),
     (
         "all_gather: a list for the tensor",
