@@ -36,12 +36,16 @@ _SPARE = 64
 _MANY = 1024
 """Clients that may be greeting at the same moment if the expected number is unknown."""
 
+_MAX_LOGGED = 16
+"""Lines about clients that were turned away, so that repeated connections do not fill the disk."""
+
 
 class TcpStoreServer:
     """Serve a store at ``host``:``port`` until closed. Make it with `start`.
 
     A client must greet as an aiodist client that knows the job's secret. Others are refused with
-    one line in the log ``aiodist.store``. Usable as an async context manager.
+    one line in the log ``aiodist.store``, which has 16 such lines at most. Usable as an async
+    context manager.
     """
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -79,6 +83,7 @@ class TcpStoreServer:
         ] = {}  # those that have not greeted, by age
         self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
         self._crowded = False
+        self._logged = 0
         self._closed = False
         return self
 
@@ -233,7 +238,7 @@ class TcpStoreServer:
         except (asyncio.IncompleteReadError, OSError):
             pass  # the client has left; the store does not judge that
         except DistStoreError as error:
-            _log.warning("store at %s: dropped the client %s: %s", self.address, name, error)
+            self._tell(f"dropped the client {name}: {error}")
             writer.transport.abort()
         finally:
             self._strangers.pop(writer, None)
@@ -263,13 +268,15 @@ class TcpStoreServer:
             why = str(error)
         else:
             return True
-        _log.warning(
-            "store at %s: refused a connection from %s, which is no client of this job: %s",
-            self.address,
-            name,
-            why,
-        )
+        self._tell(f"refused a connection from {name}, which is no client of this job: {why}")
         return False
+
+    def _tell(self, text: str) -> None:
+        """Log a line about a client that was turned away, if there were not too many."""
+        self._logged += 1
+        if self._logged <= _MAX_LOGGED:
+            last = "; no more of them will be logged" if self._logged == _MAX_LOGGED else ""
+            _log.warning("store at %s: %s%s", self.address, text, last)
 
     def _enough(self) -> None:
         if len(self._clients) >= self._enough_clients:

@@ -33,3 +33,19 @@ async def test_the_oldest_of_too_many_silent_connections_are_dropped(
     for _, writer in silent:
         writer.transport.abort()
     assert caplog.text.count("is besieged") == 1
+
+
+async def test_a_server_logs_so_many_strangers_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp_server, "_MAX_LOGGED", 2)
+    with caplog.at_level(logging.WARNING, "aiodist.store"):
+        async with await TcpStoreServer.start("127.0.0.1") as server:
+            for _ in range(4):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                await reader.read()
+                writer.close()
+                await writer.wait_closed()
+    assert caplog.text.count("is no client of this job") == 2
+    assert caplog.records[-1].getMessage().endswith("; no more of them will be logged")
