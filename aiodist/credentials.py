@@ -131,5 +131,13 @@ def _no_password() -> str:
     return ""
 
 
+def tls_refusal(error: ssl.SSLError) -> str:
+    """Return the reason in words, such as "CERTIFICATE_VERIFY_FAILED: certificate has expired"."""
+    reason = error.reason or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{reason}: {error.verify_message}"
+    return reason
+
+
 def _why(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 
-from aiodist.credentials import Certificates
+from aiodist.credentials import Certificates, tls_refusal
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.addresses import Address, resolve, send_at_once, show
@@ -113,7 +113,7 @@ async def _attempt(
         else:
             writer.transport.abort()
         if isinstance(error, ssl.SSLError):
-            raise _no_tls(host, port, error.reason or str(error)) from error
+            raise _no_tls(host, port, tls_refusal(error)) from error
         if isinstance(error, StrangerError) and error.first:
             raise _stranger(host, port, error) from None
         if isinstance(error, OSError | asyncio.IncompleteReadError | StrangerError):
@@ -135,7 +135,7 @@ async def _stream(sock: socket.socket, context: ssl.SSLContext | None) -> Stream
 def _no_tls(host: str, port: int, why: str) -> DistStoreError:
     return DistStoreError(
         f"the store at {show(host, port)} cannot be reached by TLS: {why}; give "
-        "all ranks certificates of one authority (AIODIST_TLS_CERT, AIODIST_TLS_KEY, "
+        "all ranks valid certificates of one authority (AIODIST_TLS_CERT, AIODIST_TLS_KEY, "
         "AIODIST_TLS_CA), or none"
     )
 

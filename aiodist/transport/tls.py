@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, cast
 
-from aiodist.credentials import Certificates
+from aiodist.credentials import Certificates, tls_refusal
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.transport.base_transport import Connection, OnAccept, Receiver
@@ -85,7 +85,7 @@ class TlsTransport(TcpTransport):
             secured.close()
             raise DistNetworkError(
                 f"cannot connect to {address}: TLS was refused: {_reason(error)}; give all ranks "
-                "certificates of one authority"
+                "valid certificates of one authority"
             ) from error
         except BaseException:
             if secured is not None:
@@ -263,5 +263,5 @@ class _Guest:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return error.reason or str(error)
+        return tls_refusal(error)
     return error.strerror or str(error)

@@ -38,6 +38,13 @@ async def test_strangers_to_the_authority_are_refused_at_once() -> None:
         assert server.clients == 0
 
 
+async def test_a_certificate_that_has_expired_is_told() -> None:
+    expired = tls_files("of old", days=-1)
+    async with await TcpStoreServer.start("127.0.0.1", certificates=expired) as server:
+        with pytest.raises(DistStoreError, match=r"by TLS: .*certificate has expired"):
+            await TcpStore.connect("127.0.0.1", server.port, Deadline(300), certificates=expired)
+
+
 async def test_a_handshake_that_gets_no_answer_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts for it
         port = mute.getsockname()[1]

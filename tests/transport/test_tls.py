@@ -58,6 +58,16 @@ async def test_a_client_that_the_listener_does_not_trust_gets_an_error() -> None
         await listener.close()
 
 
+async def test_a_listener_whose_certificate_has_expired_is_refused_for_that() -> None:
+    expired = TlsTransport("127.0.0.1", tls_files("of old", days=-1))
+    listener = await expired.listen(lambda connection: connection.abort())
+    try:
+        with pytest.raises(DistNetworkError, match=r"TLS was refused: .*certificate has expired"):
+            await expired.connect(listener.address, Deadline(20))
+    finally:
+        await listener.close()
+
+
 async def test_time_in_which_the_loop_stands_still_is_no_time_for_the_handshake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
