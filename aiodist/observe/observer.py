@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from aiodist.errors import DistError, GroupRevokedError
 from aiodist.links.rank_info import RankInfo
 from aiodist.observe.code_location import CodeLocation, place
 from aiodist.observe.folder import write_part
+from aiodist.observe.job_names import plain_name
 from aiodist.observe.query_protocol import Trust
 from aiodist.observe.rank_report import (
     SO_FAR,
@@ -37,7 +37,6 @@ from aiodist.rendezvous.environments import RUN_VARIABLE
 log = logging.getLogger("aiodist")
 
 DUMP_VARIABLE = "AIODIST_DUMP_DIR"
-_LONGEST_NAME = 48
 
 KEPT_OPERATIONS = 128
 """Operations in the trace of a rank that was killed: the last ones when the trace was written."""
@@ -51,7 +50,7 @@ def job_name(environ: Mapping[str, str], key: bytes) -> str:
     name.
     """
     digits = hashlib.blake2b(key, digest_size=4, person=b"aiodist job").hexdigest()
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", environ.get(RUN_VARIABLE, ""))[:_LONGEST_NAME]
+    plain = plain_name(environ.get(RUN_VARIABLE, ""))
     return f"{plain}-{digits}" if plain else digits
 
 

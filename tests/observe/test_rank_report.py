@@ -13,6 +13,8 @@ from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.observe.code_location import CodeLocation
 from aiodist.observe.folder import read_parts, write_part
+from aiodist.observe.job_names import jobs_called
+from aiodist.observe.observer import job_name
 from aiodist.observe.rank_report import ClockSample, decode_report, report_of
 from aiodist.observe.recorder import GroupLabel, Record, Recorder
 from tests.observe.made import op, part
@@ -102,6 +104,13 @@ def test_a_report_that_cannot_be_written_leaves_no_file(
     with pytest.raises(OSError, match=r"No space left|directory"):
         write_part(tmp_path, part(0))
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+@pytest.mark.parametrize("run_id", ["my job/3", "Übung", "x" * 60])
+def test_a_job_is_found_by_any_run_id(run_id: str) -> None:
+    name = job_name({"AIODIST_RUN_ID": run_id}, b"key")
+    for wanted in (run_id, run_id[:4], name):
+        assert jobs_called(wanted, [name, "another-0a"]) == [name]
 
 
 def test_a_job_is_not_taken_for_a_later_one_whose_name_begins_so(tmp_path: Path) -> None:
