@@ -73,7 +73,8 @@ def plain_program(name: str, path: str | None = None) -> tuple[str, ...]:
     if found is None:
         if os.path.isfile(name):
             raise InvalidUsageError(
-                f"{name!r} cannot be executed: make it so with chmod +x, or leave --no_python out"
+                f"{name!r} cannot be executed: make it so with chmod +x, or name its interpreter "
+                "before it"
             )
         raise InvalidUsageError(f"there is no program {name!r}, in this place or on PATH")
     return (found,)
