@@ -89,6 +89,12 @@ class Parser(argparse.ArgumentParser):
             own = "; options of the script itself go after its name" if "script" in args else ""
             raise InvalidUsageError(f"unknown option {name}{hint}{own}")
         for action in self._actions:
+            is_path = action.metavar in ("DIR", "FILE") and action.option_strings
+            if is_path and getattr(args, action.dest) == "":
+                kind = "folder" if action.metavar == "DIR" else "file"
+                raise InvalidUsageError(
+                    f"{action.option_strings[0]} is empty: name a {kind}, or leave it out"
+                )
             if action.nargs == argparse.REMAINDER:
                 rest = getattr(args, action.dest)
                 # argparse takes a "--" away that stands right before the rest.
