@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,7 +87,8 @@ def new_group(
     chosen = check_ranks(parent.ranks if ranks is None else ranks, world.size)
     if sort_ranks:
         chosen = tuple(sorted(chosen))
-    make = _maker(world, parent, timeout, backend, Settings(pg_options, device_id))
+    made: list[GroupEngine] = []
+    make = _maker(world, parent, timeout, backend, Settings(pg_options, device_id), made)
     if use_local_synchronization:
         stem = f"{group_desc or 'local'}:{','.join(map(str, chosen))}#"
         plan = (world.unused_name(stem), chosen)
@@ -96,19 +97,13 @@ def new_group(
                 "with use_local_synchronization only the members of the group may call new_group"
             )
         group = make(plan)
-        assert isinstance(group, ProcessGroup)  # this rank is a member
-        engine = group._engine
-        body = _agreed(engine, lambda _: [plan], lambda _: group)
         try:
-            work = engine.collective(Fingerprint("new_group"), body)
+            return _agree(world, made[0], lambda _: [plan], lambda _: group, made)
         except BaseException:
-            world.remove(engine)
+            world.remove(made[0])
             raise
-        work._when_done(partial(_remove_failed, world, engine, work))
-        return work
     plans_of = _named(parent, group_desc or "group", [chosen])
-    body = _agreed(parent, plans_of, lambda plans: make(plans[0]))
-    return parent.collective(Fingerprint("new_group"), body)
+    return _agree(world, parent, plans_of, lambda plans: make(plans[0]), made)
 
 
 def new_subgroups(
@@ -235,12 +230,13 @@ def split_group(
         numbers = sorted(check_ranks(part, parent.size, "the parent group"))
         parts.append([parent.ranks[number] for number in numbers])
     plans_of = _named(parent, group_desc or "split", parts)
-    make = _maker(world, parent, timeout, backend, Settings(pg_options))
+    made: list[GroupEngine] = []
+    make = _maker(world, parent, timeout, backend, Settings(pg_options), made)
 
     def finish(plans: Sequence[Plan]) -> Group:
         return _own([make(plan) for plan in plans])
 
-    return parent.collective(Fingerprint("new_group"), _agreed(parent, plans_of, finish))
+    return _agree(world, parent, plans_of, finish, made)
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
@@ -376,13 +372,14 @@ def _subgroups(
     settings: Settings,
 ) -> Work[tuple[Group, list[Group]]]:
     plans_of = _named(parent, group_desc or "subgroup", parts)
-    make = _maker(world, parent, timeout, backend, settings)
+    made: list[GroupEngine] = []
+    make = _maker(world, parent, timeout, backend, settings, made)
 
     def finish(plans: Sequence[Plan]) -> tuple[Group, list[Group]]:
-        made = [make(plan) for plan in plans]
-        return _own(made), made
+        groups = [make(plan) for plan in plans]
+        return _own(groups), groups
 
-    return parent.collective(Fingerprint("new_group"), _agreed(parent, plans_of, finish))
+    return _agree(world, parent, plans_of, finish, made)
 
 
 def _named(
@@ -413,8 +410,14 @@ def _own(groups: Sequence[Group]) -> Group:
 
 
 def _maker(
-    world: World, parent: GroupEngine, timeout: Timeout, backend: str | None, settings: Settings
+    world: World,
+    parent: GroupEngine,
+    timeout: Timeout,
+    backend: str | None,
+    settings: Settings,
+    made: list[GroupEngine],
 ) -> Callable[[Plan], Group]:
+    """Return what makes the group of a plan, and adds it to ``made`` on its members."""
     name = parent.backend_name if backend is None else backend_named(backend)
     seconds = parent.timeout if timeout is None else to_seconds(timeout)
     if settings.device is None:
@@ -426,23 +429,23 @@ def _maker(
         engine = GroupEngine(world, plan[0], plan[1], name, seconds, settings)
         bind(engine)
         world.add(engine)
+        made.append(engine)
         return handle_of(engine)
 
     return make
 
 
-def _remove_failed(world: World, engine: GroupEngine, making: Work[Any]) -> None:
-    """Close ``engine`` if ``making``, its first collective, has failed: the program has no handle of it."""
-    if making._error is not None:
-        world.remove(engine)
-
-
-def _agreed(
+def _agree(
+    world: World,
     parent: GroupEngine,
     plans_of: Callable[[int], Sequence[Plan]],
     finish: Callable[[Sequence[Plan]], Any],
-) -> Callable[[CollectiveContext], Coroutine[Any, Any, Any]]:
-    """Return a collective that ends with ``finish(plans)`` if all ranks of ``parent`` have equal plans."""
+    made: list[GroupEngine],
+) -> Work[Any]:
+    """Start a collective that ends with ``finish(plans)`` if all ranks of ``parent`` have equal plans.
+
+    ``made``: the groups that are made by then.
+    """
 
     async def body(line: CollectiveContext) -> Any:
         plans = plans_of(line.sequence)
@@ -458,9 +461,32 @@ def _agreed(
                     sequence=line.sequence,
                     rank=parent.ranks[number],
                 )
-        return finish(plans)
+        made_here = finish(plans)
+        for engine in made:
+            engine.made_by = parent.id, line.sequence
+        return made_here
 
-    return body
+    work = parent.collective(Fingerprint("new_group"), body)
+    work._when_done(partial(_hand_over, world, work, made))
+    return work
+
+
+def _hand_over(world: World, work: Work[Any], made: Sequence[GroupEngine]) -> None:
+    """Close the groups that ``work`` has made if it has failed: the program gets no handle of them.
+
+    If the caller is cancelled before it has them, they are aborted: the other members have theirs.
+    """
+
+    def give_up() -> None:
+        for engine in made:
+            engine.abort()
+            world.remove(engine)
+
+    if work._error is None:
+        work._unread = give_up
+        return
+    for engine in made:
+        world.remove(engine)
 
 
 def _words(plans: bytes | memoryview) -> str:

@@ -455,6 +455,12 @@ class GroupEngine(Messaging):
         self.agreements.without(rank)
         self._revoke(GroupRevokedError(told, group=self.group_name, rank=rank), heard=False)
 
+    def not_made_elsewhere(self, error: DistError) -> None:
+        """End the group: the collective that has made it here failed on another rank by ``error``."""
+        text = f"group {self.group_name!r} was not made on all ranks: {error.message}; make it anew"
+        rank = error.fields.get("rank", -1)
+        self._revoke(GroupRevokedError(text, group=self.group_name, rank=rank), heard=True)
+
     @property
     def is_busy(self) -> bool:
         """Whether an operation is under way."""

@@ -87,6 +87,8 @@ class GroupLifecycle(ABC):
         """Those members while the `grow` has not returned. It may be cancelled, and called again."""
         self.generation = 0
         """How many groups this one follows on."""
+        self.made_by: tuple[int, int] | None = None
+        """The group and the number of the collective that has made it, where one has."""
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None
         self.is_broken = False

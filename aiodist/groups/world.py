@@ -398,6 +398,9 @@ class World:
         if known is not None:
             self._note(known, failure, here=False)
             known.failed_elsewhere(sequence, failure)
+            for made in self.groups:
+                if made.made_by == (group, sequence):
+                    made.not_made_elsewhere(failure)
         elif group not in self._closed and len(self._early) < _MAX_EARLY:
             early = self._early.setdefault(group, [])
             if len(early) < _MAX_EARLY:

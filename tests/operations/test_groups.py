@@ -13,6 +13,7 @@ import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
+from tests.limits import until
 
 LIMIT = 20
 
@@ -370,6 +371,51 @@ async def test_a_group_of_its_members_alone_that_could_not_be_made_leaves_nothin
         assert [group.group_name for group in current_world().groups] == ["default_pg"]
         group = await dist.new_group([0, 1], use_local_synchronization=True)
         assert await total(1, group) == 2
+
+    await run_ranks(2, on_rank, timeout=LIMIT)
+
+
+@pytest.mark.parametrize("local", [False, True])
+async def test_a_group_whose_caller_is_cancelled_as_it_has_been_made_is_aborted(
+    local: bool,
+) -> None:
+    async def on_rank(number: int) -> None:
+        work = dist.new_group([0, 1], use_local_synchronization=local)
+        making = asyncio.ensure_future(work)
+        if number == 0:
+            work.add_done_callback(lambda _: making.cancel())
+            with pytest.raises(asyncio.CancelledError):
+                await making
+            assert [group.group_name for group in current_world().groups] == ["default_pg"]
+        else:
+            with pytest.raises(dist.GroupRevokedError, match="rank 0 aborted group"):
+                await dist.barrier(await making)
+        assert await total(1) == 2
+
+    await run_ranks(2, on_rank, timeout=LIMIT)
+
+
+@pytest.mark.parametrize("local", [False, True])
+async def test_a_group_that_one_rank_has_made_and_another_has_cancelled_is_over(
+    local: bool,
+) -> None:
+    works: list[dist.Work[Any]] = []
+
+    async def on_rank(number: int) -> None:
+        await dist.barrier()
+        if number == 1:
+            await until(
+                lambda: works
+            )  # then it sends its last message first, and waits for another
+        works.append(work := dist.new_group([0, 1], use_local_synchronization=local))
+        if number == 1:
+            works[0]._when_done(work._give_up)
+            with pytest.raises(asyncio.CancelledError):
+                await work
+        else:
+            with pytest.raises(dist.GroupRevokedError, match="rank 1 cancelled new_group"):
+                await dist.barrier(await work)
+        assert await total(1) == 2
 
     await run_ranks(2, on_rank, timeout=LIMIT)
 
