@@ -181,9 +181,14 @@ class Service:
         return not self._is_over
 
     async def until_closed(self) -> None:
-        """Wait for the end of the service. Raises what ended it on this rank."""
+        """Wait for the end of the service. Raises what ended it on this rank.
+
+        That is ServiceClosedError where the block of `serving` was cancelled, or raised.
+        """
         self._check_loop()
         await asyncio.wait({self._running})
+        if self._running.cancelled():  # the task that waits here is not
+            raise self._closed.again()
         self._running.result()
 
     # -- the row of groups

@@ -604,6 +604,41 @@ async def test_only_the_leader_calls_and_the_end_of_its_block_ends_the_service()
     assert ends == [1]
 
 
+async def test_tasks_that_wait_beside_a_block_that_raises_are_told_that_the_service_is_closed():
+    async def block(rank, waiting):
+        async with dist.serving(summing) as service:
+            waits = [service.until_closed(), *([service.until_leader()] if rank else [])]
+            waiting += map(asyncio.create_task, waits)
+            await until(lambda: service.is_serving)
+            raise ValueError("of the block")
+
+    async def main(rank):
+        waiting = []
+        with pytest.raises(ValueError, match="of the block"):
+            await block(rank, waiting)
+        for task in waiting:
+            with pytest.raises(dist.ServiceClosedError):
+                await task
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(2, main)
+
+
+async def test_a_worker_that_ends_by_what_it_cancelled_is_no_cancellation_of_the_block():
+    async def worker():
+        sleeping = asyncio.create_task(asyncio.sleep(60))
+        sleeping.cancel()
+        await sleeping
+
+    async def main(_):
+        with pytest.raises(dist.ServiceClosedError):
+            async with dist.serving(worker):
+                pass
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(2, main)
+
+
 async def test_another_event_loop_is_refused_and_told_the_way():
     def raises(method):
         with pytest.raises(dist.InvalidUsageError, match=r"asyncio\.run_coroutine_threadsafe"):
