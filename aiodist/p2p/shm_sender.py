@@ -17,7 +17,7 @@ from functools import partial
 from operator import call
 from typing import TYPE_CHECKING
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import DistNetworkError, ProtocolError, summary_of
 from aiodist.transport.base_transport import Connection, OnSent
 from aiodist.wire.frames import FrameType, encode
 
@@ -204,13 +204,19 @@ class ShmSender:
         piece = PIECE_BYTES if self._shm_progress.is_wakeful else len(data)
         if not ring.put(self.turn, head, data, piece):
             return False
-        if ring.must_wake():
-            call(self._wake)
-        if len(data) > piece:
-            while ring.fill(data, piece):
-                pass
+        try:
             if ring.must_wake():
                 call(self._wake)
+            if len(data) > piece:
+                while ring.fill(data, piece):
+                    pass
+                if ring.must_wake():
+                    call(self._wake)
+        except BaseException as error:  # of a signal's handler
+            if not ring.is_whole:  # the next record would follow half of this one
+                cut = DistNetworkError(f"a message to it was cut short by {summary_of(error)}")
+                self._shm_progress.call_in_next_turn(partial(self.broken, cut))
+            raise
         return True
 
     def _wake(self) -> None:

@@ -161,18 +161,18 @@ class RingWriter(RingEnd):
         words[place + 1] = skipped
         words[place + 2] = turn
         begin = at + RECORD_BYTES + skipped
-        self.position = position + record
         middle = begin + len(head)
         self._segment[begin:middle] = head
-        self._payload = position + RECORD_BYTES + skipped + len(head)
         if size <= SHORT:
             self._segment[middle : begin + length] = data
         elif size <= piece:
             copy(self._segment[middle : begin + length], data)
+        # Only now: what a signal's handler raises in a call above leaves no record behind.
+        self.position = position + record
+        if size > SHORT and size > piece:
+            self._payload = self._mine[WRITTEN] = position + RECORD_BYTES + skipped + len(head)
         else:
-            self._mine[WRITTEN] = self._payload
-            return True
-        self._mine[WRITTEN] = self.position
+            self._mine[WRITTEN] = self.position
         return True
 
     @property

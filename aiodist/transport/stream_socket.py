@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from aiodist.errors import DistNetworkError
+from aiodist.errors import DistNetworkError, summary_of
 from aiodist.transport.base_transport import OnSent, Receiver
 from aiodist.transport.callbacks import CallbackConnection
 from aiodist.transport.pacing import go_by_the_system
@@ -98,9 +98,11 @@ class SocketConnection(CallbackConnection):
                 count = recv_into(buffer)
             except _BLOCKED:
                 return
-            except OSError as error:
+            except BaseException as error:  # also of a signal's handler: it has lost the count
                 self._end(self._network_error(error))
-                return
+                if isinstance(error, OSError):
+                    return
+                raise
             if count == 0:
                 self._on_end_of_input()
                 return
@@ -155,15 +157,19 @@ class SocketConnection(CallbackConnection):
                 sent = self._write(parts)
             except _BLOCKED:
                 sent = 0
-            except OSError as error:
+            except BaseException as error:  # also of a signal's handler, as in `_on_readable`
                 self._enqueue(parts, on_sent)
                 self._on_write_error(error)
-                return
+                if isinstance(error, OSError):
+                    return
+                raise
             if sent == total:
                 if on_sent is not None:
                     self._writing = True
-                    self._tell(on_sent, None)
-                    self._writing = self._broken
+                    try:
+                        self._tell(on_sent, None)
+                    finally:
+                        self._writing = self._broken
                     if queue:
                         self._flush()
                 return
@@ -184,19 +190,22 @@ class SocketConnection(CallbackConnection):
             return
         self._writing = True
         budget = WRITE_BUDGET
-        while self._queue and budget > 0:
-            batch, size = self._next_batch()
-            try:
-                sent = self._write(batch) if size else 0
-            except _BLOCKED:
-                break
-            except OSError as error:
-                self._on_write_error(error)
+        try:
+            while self._queue and budget > 0:
+                batch, size = self._next_batch()
+                try:
+                    sent = self._write(batch) if size else 0
+                except _BLOCKED:
+                    break
+                budget -= sent
+                self._advance(sent)
+                if sent < size:
+                    break
+        except BaseException as error:  # also of a signal's handler, as in `_on_readable`
+            self._on_write_error(error)
+            if isinstance(error, OSError):
                 return
-            budget -= sent
-            self._advance(sent)
-            if sent < size:
-                break
+            raise
         self._writing = self._broken
         self._watch_writable()
         if not self._queue:
@@ -247,7 +256,7 @@ class SocketConnection(CallbackConnection):
             elif self._state != _CLOSED:
                 self._loop.remove_writer(self._out)
 
-    def _on_write_error(self, error: OSError) -> None:
+    def _on_write_error(self, error: BaseException) -> None:
         # Report it a turn later: lost() inside send() would surprise the caller, and the last data
         # of the other side may still lie unread in the socket.
         self._broken = self._writing = True
@@ -352,8 +361,9 @@ class SocketConnection(CallbackConnection):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _network_error(self, cause: OSError) -> DistNetworkError:
-        reason = cause.strerror or str(cause)
+    def _network_error(self, cause: BaseException) -> DistNetworkError:
+        is_systems = isinstance(cause, OSError) and cause.strerror
+        reason = is_systems or summary_of(cause)
         error = DistNetworkError(f"the connection to {self.peer_name} failed: {reason}")
         error.__cause__ = cause
         return error

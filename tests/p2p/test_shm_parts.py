@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -13,7 +14,7 @@ from aiodist.p2p import shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, HOST_EAGER_BYTES, Send
 from aiodist.p2p.shm_sender import RING_WAKE
-from aiodist.shm import shared_memory
+from aiodist.shm import message_ring, shared_memory
 from aiodist.shm.message_ring import RECORD_BYTES, TAKEN, WRITTEN
 from aiodist.wire.frames import TENSOR, FrameType
 from tests.p2p.conftest import SetClock
@@ -378,6 +379,41 @@ def test_a_part_whose_sender_was_stopped_in_the_middle_is_taken_when_it_is_whole
     pair.settle()
     assert content(recv) == bytes_of(200_000)
     assert all_room_is_free(pair.a)
+
+
+class LateError(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.mark.parametrize("wakeful", [False, True])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_message_whose_copy_a_signals_handler_strikes_never_arrives_torn(
+    pair: Pair, wakeful: bool, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_sender, "RING_BYTES", MIB)
+    monkeypatch.setattr(shm_sender, "PIECE_BYTES", 4096)
+    copies = 0
+
+    def struck(into: memoryview, data: memoryview) -> None:
+        nonlocal copies
+        copies += 1
+        if copies == nth:
+            raise LateError
+        into[:] = data
+
+    pair.a.spin_policy.active = wakeful
+    recvs = [pair.b.recv(TAG, 50_000), pair.b.recv(TAG, 50_000)]
+    with monkeypatch.context() as patch:
+        patch.setattr(message_ring, "copy", struck)
+        with suppress(LateError):
+            pair.a.send(TAG, bytes_of(50_000, 1))
+    pair.settle()
+    with suppress(LateError):
+        pair.a.send(TAG, bytes_of(50_000, 2))
+    pair.settle()
+    came = [content(recv) for recv in recvs if recv.done and recv.error is None]
+    assert set(came) <= {bytes_of(50_000, 1), bytes_of(50_000, 2)}
+    assert came or pair.a.lost
 
 
 @pytest.mark.parametrize("word", ["written", "length", "frame", "beyond"])

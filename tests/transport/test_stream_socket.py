@@ -145,6 +145,64 @@ async def test_a_failed_send_before_start_is_reported_at_start() -> None:
     assert isinstance(sink.ends[0].__cause__, BrokenPipeError)
 
 
+class LateError(Exception):
+    """Raised by the handler of a signal."""
+
+
+class Struck:
+    """A socket whose call ``name`` raises once it is done: Python runs handlers of signals then."""
+
+    def __init__(self, connection: SocketConnection, name: str) -> None:
+        self._sock, self._name = connection._sock, name
+        connection._sock = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._sock, name)
+        if name != self._name:
+            return function
+
+        def struck(*args: Any) -> None:
+            function(*args)
+            raise LateError
+
+        return struck
+
+
+async def test_a_stream_whose_read_a_signals_handler_strikes_delivers_nothing_more() -> None:
+    """How many bytes it has read is not known: what follows would be taken for what they were."""
+    connection, theirs = socket_pair()
+    sink = Sink()
+    connection.start(sink)
+    Struck(connection, "recv_into")
+    theirs.sendall(b"the first half")
+    with pytest.raises(LateError):
+        connection.poll()
+    assert sink.data == b""
+    assert "failed: LateError" in str(sink.ends[0])
+    assert theirs.recv(1) == b""
+    theirs.close()
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+async def test_a_stream_whose_write_a_signals_handler_strikes_sends_nothing_more(
+    is_queued: bool,
+) -> None:
+    connection, theirs = socket_pair()
+    sink, sent = Sink(), Sent()
+    connection.start(sink)
+    Struck(connection, "send")
+    if is_queued:
+        connection._enqueue([b"one"], sent)
+    with pytest.raises(LateError):
+        connection.poll() if is_queued else connection.send([b"one"], sent)
+    connection.send([b"two"], sent)
+    await sent.all_of(2)
+    assert all("LateError" in str(error) for error in sent.errors)
+    assert theirs.recv(6) == b"one"
+    assert theirs.recv(6) == b""
+    theirs.close()
+
+
 async def test_a_raising_on_sent_harms_no_other_send() -> None:
     connection, theirs = socket_pair()
     complaints: list[dict[str, Any]] = []
