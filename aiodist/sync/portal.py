@@ -30,6 +30,7 @@ from aiodist.sync.coalescing import coalescing, overlapped
 from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, LoopHandoff
 from aiodist.sync.portal_thread import JOIN_SECONDS, close_inherited, live
 from aiodist.tensors.cuda_streams import on_callers_stream
+from aiodist.transport.socket_listener import remedy_for
 
 T = TypeVar("T")
 
@@ -380,7 +381,14 @@ class Portal:
         thread.join(1.0)
 
     def _start(self) -> None:
-        loop = HandoffLoop(self.handoff)
+        try:
+            loop = HandoffLoop(self.handoff)
+        except OSError as error:
+            otherwise = "see what this process may do"
+            raise DistError(
+                f"aiodist.sync cannot make its event loop: {error.strerror}; "
+                + remedy_for(error, otherwise)
+            ) from error
         target = partial(live, self.handoff, loop)
         thread = threading.Thread(target=target, name="aiodist", daemon=True)
         # Invariant: a thread that runs a loop is known here. So an interrupt does not strike in between.

@@ -353,6 +353,17 @@ def test_a_loop_whose_thread_cannot_start_is_closed(monkeypatch: pytest.MonkeyPa
     portal.leave()
 
 
+def test_a_loop_for_which_there_are_no_descriptors_says_to_raise_their_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(handoff: LoopHandoff) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("aiodist.sync.portal.HandoffLoop", refuse)
+    with pytest.raises(DistError, match=r"cannot make its event loop: Too many open.*ulimit -n$"):
+        Portal().enter()
+
+
 def test_ctrl_c_as_the_loops_thread_starts_leaves_no_thread_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
