@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -84,6 +87,15 @@ def test_the_default_with_several_gpus(
     monkeypatch.setattr(torch_groups, "count_gpus", lambda: gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert registry.default_backend() == expected
+
+
+def test_a_sandbox_that_hides_the_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, **_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        assert registry.default_backend() == "aiodist"
 
 
 def test_whose_tensors_a_backend_takes() -> None:
