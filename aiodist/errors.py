@@ -31,6 +31,7 @@ Each class keeps its facts as attributes and survives pickling.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
@@ -289,3 +290,15 @@ def summary_of(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  # a class of the user's
         text = "<its str() failed>"
     return f"{type(error).__name__}: {text}"
+
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of the system if this process lacks what a connection takes: descriptors or memory."""
+
+RAISE_THE_LIMIT = "raise the limit on open files: ulimit -n"
+
+
+def remedy_for(error: BaseException | None, otherwise: str) -> str:
+    """Return what to do about ``error``: ``otherwise``, unless this process lacks descriptors or memory."""
+    is_exhausted = isinstance(error, OSError) and error.errno in EXHAUSTED
+    return RAISE_THE_LIMIT if is_exhausted else otherwise

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
-from aiodist.errors import DistError, DistNetworkError, HandshakeError, ProtocolError
+from aiodist.errors import EXHAUSTED, DistError, DistNetworkError, HandshakeError, ProtocolError
 from aiodist.links.losses import LEFT
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.connecting import UnansweredError
-from aiodist.transport.socket_listener import EXHAUSTED
 from aiodist.turning_timer import TurningTimer
 
 CONNECT_SECONDS = 60.0

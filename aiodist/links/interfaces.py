@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.transport.socket_listener import remedy_for
+from aiodist.errors import DistNetworkError, InvalidUsageError, remedy_for
 
 IFNAME_VARIABLES = ("AIODIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """The first variable with a value decides."""

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.errors import DistError, DistNetworkError
+from aiodist.errors import DistError, DistNetworkError, remedy_for
 from aiodist.links.loop_thread import LoopThread
 from aiodist.links.rank_info import RankInfo
 from aiodist.liveness.failure_detector import FailureDetector
 from aiodist.liveness.loss_notice import LossNotice
 from aiodist.transport.base_transport import Transport
-from aiodist.transport.socket_listener import remedy_for
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds of silence after which a rank counts as lost, by default."""

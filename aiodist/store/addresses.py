@@ -8,7 +8,13 @@ import socket
 from typing import Any
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
+from aiodist.errors import (
+    EXHAUSTED,
+    RAISE_THE_LIMIT,
+    DistStoreError,
+    InvalidUsageError,
+    StoreTimeoutError,
+)
 from aiodist.store.waiting import limit
 
 _BACKLOG = 1024
@@ -121,6 +127,8 @@ def _cannot_listen(host: str, port: int, error: OSError) -> DistStoreError:
         )
     elif error.errno == errno.EACCES:
         why = "this user may not open that port; choose one above 1023"
+    elif error.errno in EXHAUSTED:
+        why = f"{_reason(error)}; {RAISE_THE_LIMIT}"
     else:
         why = _reason(error)
     return DistStoreError(f"cannot serve a store at {where}: {why}")

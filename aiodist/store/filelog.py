@@ -19,7 +19,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.errors import DistStoreError
+from aiodist.errors import DistStoreError, remedy_for
 from aiodist.store.participants import Participant
 from aiodist.store.table import KeyTable
 
@@ -59,8 +59,8 @@ class FileLog:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DistStoreError(
-                f"cannot open the store's file {self.path}: {error.strerror}; its directory must "
-                "exist and be writable for every rank"
+                f"cannot open the store's file {self.path}: {error.strerror}; "
+                + remedy_for(error, "its directory must exist and be writable for every rank")
             ) from None
 
     def close(self) -> None:
@@ -88,13 +88,14 @@ class FileLog:
                 "system that has locks"
             ) from error
         try:
-            yield True
+            try:
+                yield True
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError as error:
             raise DistStoreError(
                 f"cannot use the store's file {self.path}: {error.strerror}"
             ) from error
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def lock_holders(self) -> frozenset[int]:
         """Return the processes of this host that hold the lock, as Linux lists them; else an empty set."""

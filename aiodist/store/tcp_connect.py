@@ -9,7 +9,7 @@ import ssl
 
 from aiodist.credentials import Certificates, tls_refusal
 from aiodist.deadline import Deadline
-from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.errors import DistStoreError, StoreTimeoutError, remedy_for
 from aiodist.store.addresses import Address, resolve, send_at_once, show
 from aiodist.store.tcp_greeting import (
     MAGIC,
@@ -23,6 +23,7 @@ from aiodist.store.waiting import limit, pauses
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
+_REMEDY = "see whether rank 0, or the launcher, runs there and uses this port"
 _ATTEMPT_SECONDS = 5.0
 _GREETING_SECONDS = 15.0
 _MUTE_ATTEMPTS = 5
@@ -68,10 +69,11 @@ async def connect(
         if once or deadline.remaining() <= pause:
             # The reason of an address that was reached says most.
             reasons = "; ".join(dict.fromkeys(str(failure) for failure in failures))
+            cause = failures[-1].__cause__
             raise StoreTimeoutError(
                 f"no store answered at {show(host, port)} within {deadline.timeout:g} s "
-                f"({reasons}); see whether rank 0, or the launcher, runs there and uses this port"
-            ) from failures[-1].__cause__
+                f"({reasons}); {remedy_for(cause, _REMEDY)}"
+            ) from cause
         await asyncio.sleep(pause)
     raise AssertionError("unreachable: pauses never end")
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import SIGNAL_SECONDS, acquire, to_seconds
-from aiodist.errors import DistError, InvalidUsageError, NotInitializedError
+from aiodist.errors import DistError, InvalidUsageError, NotInitializedError, remedy_for
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.deferred import DeferredWork, start_anywhere
 from aiodist.groups.group_engine import GroupEngine
@@ -30,7 +30,6 @@ from aiodist.sync.coalescing import coalescing, overlapped
 from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, LoopHandoff
 from aiodist.sync.portal_thread import JOIN_SECONDS, close_inherited, live
 from aiodist.tensors.cuda_streams import on_callers_stream
-from aiodist.transport.socket_listener import remedy_for
 
 T = TypeVar("T")
 

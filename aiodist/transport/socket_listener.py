@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
 from collections.abc import Callable
 
+from aiodist.errors import EXHAUSTED, RAISE_THE_LIMIT
 from aiodist.transport.base_transport import Listener, OnAccept
 from aiodist.transport.callbacks import hand_over
 from aiodist.transport.stream_socket import SocketConnection
@@ -22,18 +22,7 @@ ACCEPTS_A_TURN = 64
 PAUSE_SECONDS = 0.2
 """Seconds to wait before accepting again if the system is out of descriptors or memory."""
 
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors of the system if this process lacks what a connection takes: descriptors or memory."""
-
-_RAISE_THE_LIMIT = "raise the limit on open files: ulimit -n"
-
 Wrap = Callable[[socket.socket], SocketConnection | None]
-
-
-def remedy_for(error: BaseException | None, otherwise: str) -> str:
-    """Return what to do about ``error``: ``otherwise``, unless this process lacks descriptors or memory."""
-    is_exhausted = isinstance(error, OSError) and error.errno in EXHAUSTED
-    return _RAISE_THE_LIMIT if is_exhausted else otherwise
 
 
 class SocketListener(Listener):
@@ -101,7 +90,7 @@ class SocketListener(Listener):
                 self.address,
                 error.strerror,
                 PAUSE_SECONDS,
-                _RAISE_THE_LIMIT,
+                RAISE_THE_LIMIT,
             )
         self._loop.remove_reader(self._sock.fileno())
         self._resume = self._loop.call_later(PAUSE_SECONDS, self._watch)

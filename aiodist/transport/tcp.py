@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.errors import DistNetworkError, InvalidUsageError, remedy_for
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
 from aiodist.transport.connecting import SocketsBeingConnected, connect_socket, within
 from aiodist.transport.pacing import begin_unpaced
-from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap, remedy_for
+from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap
 from aiodist.transport.stream_socket import SocketConnection
 
 SCHEME = "tcp"

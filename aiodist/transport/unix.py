@@ -19,7 +19,7 @@ import tempfile
 from functools import partial
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.errors import DistNetworkError, InvalidUsageError, remedy_for
 from aiodist.transport.base_transport import Connection, OnAccept, Transport
 from aiodist.transport.connecting import (
     SocketsBeingConnected,
@@ -27,7 +27,7 @@ from aiodist.transport.connecting import (
     connect_socket,
     within,
 )
-from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger, remedy_for
+from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger
 from aiodist.transport.stream_socket import SocketConnection
 
 SCHEME = "unix"

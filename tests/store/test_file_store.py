@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import fcntl
 import logging
 import os
 import stat
@@ -336,3 +338,29 @@ async def test_a_relative_path_is_that_of_the_directory_where_it_was_opened(path
         assert path.exists()
         monkeypatch.chdir("/")
     assert not path.exists(), "the last handle removes the file"
+
+
+async def test_a_lock_that_cannot_be_given_back_is_an_error_of_the_store(path, monkeypatch):
+    def flock(fd, mode):
+        if mode == fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    async with await FileStore.open(path, 0) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", flock)
+            with pytest.raises(
+                DistStoreError, match=r"cannot use the store's file .* No locks avail"
+            ):
+                await store.set("k", b"v")
+
+
+async def test_without_descriptors_a_file_store_says_to_raise_their_limit(path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(
+            DistStoreError, match=r"cannot open .* Too many open files; .*ulimit -n$"
+        ):
+            await FileStore.open(path, 0)

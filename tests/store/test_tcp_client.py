@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import resource
 import socket
@@ -92,6 +93,19 @@ async def test_no_server_by_the_deadline():
         port = placeholder.getsockname()[1]
         with pytest.raises(StoreTimeoutError, match=rf"127.0.0.1:{port} within 0.05 s.*refused"):
             await TcpStore.connect("127.0.0.1", port, Deadline(0.05))
+
+
+async def test_without_descriptors_both_sides_say_to_raise_their_limit(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    advice = r"127\.0\.0\.1:1\b.*Too many open files.*raise the limit on open files: ulimit -n$"
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", refuse)
+        with pytest.raises(DistStoreError, match=advice):
+            await TcpStoreServer.start("127.0.0.1", 1)
+        with pytest.raises(StoreTimeoutError, match=advice):
+            await TcpStore.connect("127.0.0.1", 1, once=True)
 
 
 async def test_an_address_is_found_where_no_thread_can_start(monkeypatch):
