@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
+from contextlib import suppress
 
 from aiodist.credentials import Certificates, tls_refusal
 from aiodist.deadline import Deadline
@@ -110,9 +111,7 @@ async def _attempt(
             ) from None
         return reader, writer
     except BaseException as error:
-        if writer is None:
-            sock.close()
-        else:
+        if writer is not None:
             writer.transport.abort()
         if isinstance(error, ssl.SSLError):
             raise _no_tls(host, port, tls_refusal(error)) from error
@@ -124,14 +123,22 @@ async def _attempt(
 
 
 async def _stream(sock: socket.socket, context: ssl.SSLContext | None) -> Stream:
-    if context is None:
-        return await asyncio.open_connection(sock=sock)
-    return await asyncio.open_connection(
-        sock=sock,
-        ssl=context,
-        server_hostname="",
-        ssl_shutdown_timeout=1.0,
-    )
+    """Return a stream over ``sock``. If it fails or is cancelled, ``sock`` is shut down."""
+    try:
+        if context is None:
+            return await asyncio.open_connection(sock=sock)
+        return await asyncio.open_connection(
+            sock=sock,
+            ssl=context,
+            server_hostname="",
+            ssl_shutdown_timeout=1.0,
+        )
+    except BaseException:
+        # asyncio has the socket and closes it, in later turns if TLS was up. Closed here, its descriptor
+        # would be the next socket's while asyncio still takes it for this one's.
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        raise
 
 
 def _no_tls(host: str, port: int, why: str) -> DistStoreError:

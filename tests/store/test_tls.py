@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -78,3 +80,27 @@ async def test_a_closed_server_drops_a_client_whose_handshake_was_not_over(
         server_is_closed.set()
         with pytest.raises(DistStoreError):
             await connecting
+
+
+async def test_a_connect_that_is_cancelled_as_any_step_of_it_ends_is_no_harm_to_the_next() -> None:
+    files = tls_files()
+
+    def connect() -> Coroutine[Any, Any, TcpStore]:
+        return TcpStore.connect("127.0.0.1", server.port, Deadline(20), certificates=files)
+
+    async with await TcpStoreServer.start("127.0.0.1", certificates=files) as server:
+        for steps in range(1, 4):  # connect, handshake of TLS, greeting
+            connecting = asyncio.create_task(connect())
+            ended: set[asyncio.Future[Any]] = set()
+            async with asyncio.timeout(scaled(20)):
+                while len(ended) < steps:
+                    await asyncio.sleep(0)
+                    waiter = connecting._fut_waiter  # type: ignore[attr-defined]
+                    if waiter is not None and waiter.done():
+                        ended.add(waiter)
+            connecting.cancel()
+            await asyncio.wait([connecting])
+            assert connecting.cancelled()
+            async with await connect() as store:
+                await store.set("key", b"%d" % steps)
+                assert await store.get("key") == b"%d" % steps
