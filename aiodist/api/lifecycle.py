@@ -245,8 +245,8 @@ async def _open_world(
         world.choose_by(everybody[0][2])
         introduce(world, endpoint, rank_infos, everybody[0][1], secret)
     except BaseException:
+        world.clear()  # first: the other one may be cancelled
         await endpoint.close()
-        world.clear()
         raise
     world.attach(endpoint)
 

@@ -175,6 +175,27 @@ async def test_a_backend_that_cannot_be_made_leaves_nothing_open(
     await dist.destroy_process_group()
 
 
+async def test_a_start_that_is_cancelled_twice_leaves_an_empty_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs = asyncio.Event()
+
+    async def hang(*_: Any, **__: Any) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(lifecycle, "exchange", hang)
+    monkeypatch.setattr(lifecycle.Endpoint, "close", hang)
+    starting = asyncio.create_task(dist.init_process_group(rank=0, world_size=1))
+    for _ in range(2):  # in the exchange, and while the endpoint is closed
+        await hangs.wait()
+        hangs.clear()
+        starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert current_world().its_loop is None
+
+
 async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
     async def main(rank: int) -> None:
         with pytest.raises(dist.InvalidUsageError, match="called outside any event loop"):
