@@ -186,9 +186,9 @@ def gather_object(
     """
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
-    objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
-    if objects is not None:
+    if pg.rank == root and object_gather_list is not None:
         check_mutable(object_gather_list, "object_gather_list")
+    objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
     operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle))
     return pg.start(operation, timeout)
 

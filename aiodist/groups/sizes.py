@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.groups.argument_checks import check_int
+from aiodist.groups.argument_checks import check_int, check_list
 
 
 def split_lengths(
@@ -19,8 +19,8 @@ def split_lengths(
     """
     rows = shape[0] if shape else 1
     row = nbytes // rows if rows else 0
-    if splits is not None and not isinstance(splits, (list, tuple)):
-        raise TypeError(f"{name}_split_sizes must be a list, not {type(splits).__name__}")
+    if splits is not None:
+        splits = check_list(splits, f"{name}_split_sizes")
     if not splits:
         if rows % size:
             raise InvalidUsageError(

@@ -184,9 +184,9 @@ def gather_object(
     if (pg := member_of(group, "gather_object")) is None:
         return
     root = check_rank(pg, dst, group_dst, "dst", default=0)
-    objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
-    if objects is not None:
+    if pg.rank == root and object_gather_list is not None:
         check_mutable(object_gather_list, "object_gather_list")
+    objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
     operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle))
     portal().start(False, pg, operation, timeout)
 

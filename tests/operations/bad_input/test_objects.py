@@ -6,6 +6,8 @@ tests/operations/test_objects.py.
 
 from __future__ import annotations
 
+import numpy as np
+
 import aiodist as dist
 from aiodist.errors import InvalidUsageError
 from tests.operations.bad_input.calls import (
@@ -34,6 +36,12 @@ ENTRIES: list[Entry] = [
         lambda h: dist.gather_object(1, (None,) * 3, ME),
         TypeError,
         "object_gather_list must be a list",
+    ),
+    (
+        "gather_object: an array to fill, whose list() would be lost",
+        lambda h: dist.gather_object(1, np.empty(3), ME),
+        TypeError,
+        r"object_gather_list must be a list \(it is filled in place\), not ndarray",
     ),
     *(
         (
