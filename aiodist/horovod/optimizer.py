@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -44,6 +45,16 @@ class Distributed:
             return
         with self._aiodist_reducer.skip_synchronize():
             yield
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise InvalidUsageError: parameters that come now would differ between ranks."""
+        if self._aiodist_reducer is not None:
+            raise InvalidUsageError(
+                "parameters that are added after DistributedOptimizer would differ between ranks: give the "
+                "optimizer all of them before it, and freeze those that train later after it, by "
+                "requires_grad_(False)"
+            )
+        super().add_param_group(param_group)  # type: ignore[misc]  # of the optimizer's own class
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Send gradients when ``passes`` backward passes have added to them."""

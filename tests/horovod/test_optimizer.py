@@ -242,6 +242,41 @@ def test_an_optimizer_is_distributed_once(size: int, run_hvd: RunHvd) -> None:
     run_hvd(size, on_rank)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_parameters_are_not_added_to_an_optimizer_of_several_ranks(
+    size: int, run_hvd: RunHvd
+) -> None:
+    def on_rank(rank: int) -> None:
+        optimizer = hvd.DistributedOptimizer(optimizer_of(fresh()))
+        added = {"params": [nn.Parameter(torch.zeros(1))]}
+        if size == 1:
+            optimizer.add_param_group(added)
+            assert len(optimizer.param_groups) == 2
+            return
+        with pytest.raises(InvalidUsageError, match="added after DistributedOptimizer"):
+            optimizer.add_param_group(added)
+        assert len(optimizer.param_groups) == 1
+
+    run_hvd(size, on_rank)
+
+
+def test_a_parameter_that_is_frozen_later_trains_again_when_it_is_thawed(run_hvd: RunHvd) -> None:
+    def on_rank(rank: int) -> tuple[float, float]:
+        late, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([late, other], lr=1.0))
+        late.requires_grad_(False)
+        (late + other * rank).backward()
+        optimizer.step()
+        still = float(late.detach())
+        optimizer.zero_grad()
+        late.requires_grad_(True)
+        (late * rank + other).backward()
+        optimizer.step()
+        return still, float(late.detach())
+
+    assert run_hvd(2, on_rank) == [(1.0, 0.5)] * 2
+
+
 @pytest.mark.parametrize("sparse_as_dense", [True, False])
 def test_sparse_gradients_come_back_sparse(sparse_as_dense: bool, run_hvd: RunHvd) -> None:
     def table() -> nn.Embedding:
