@@ -133,14 +133,18 @@ class World:
         self._on_close.append(_AtClose(callback, in_child, is_over))
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Close the connections, flushing them for ``seconds`` at most, and be empty again."""
-        endpoint, callbacks = self._endpoint, self._on_close
-        self.clear()
-        async with AsyncExitStack() as stack:  # each is awaited, also if one before it fails
-            for each in reversed(callbacks):
+        """Close the connections, flushing them for ``seconds`` at most, and be empty again.
+
+        A group that is left, such as one that was made while the others were closed, is closed first.
+        """
+        async with AsyncExitStack() as stack:  # each is called, also if one before it fails
+            for each in reversed(self._on_close):
                 stack.push_async_callback(each.callback)
-            if endpoint is not None:
-                await endpoint.close(seconds)
+            if self._endpoint is not None:
+                stack.push_async_callback(self._endpoint.close, seconds)
+            stack.callback(self.clear)
+            for group in self.groups:
+                stack.callback(self.remove, group)
 
     def close_in_child(self) -> None:
         """Be empty in a forked child, and give back the sockets; the parent's streams go on."""

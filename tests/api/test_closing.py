@@ -108,6 +108,31 @@ async def test_a_cancelled_destroy_ends_what_is_under_way_and_closes_all() -> No
     await run_ranks(2, main)
 
 
+async def test_a_destroy_closes_a_group_that_is_made_while_it_waits() -> None:
+    leaves = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        async def use_a_new_group() -> None:
+            made = await dist.new_group()
+            assert isinstance(made, dist.ProcessGroup)
+            await dist.recv(np.zeros(1), 1 - rank, made)
+
+        if rank == 1:
+            await leaves.wait()
+            await dist.new_group()
+            return
+        using = asyncio.create_task(use_a_new_group())
+        await asyncio.sleep(0)  # new_group waits for the other rank from here on
+        leaving = asyncio.create_task(dist.destroy_process_group())
+        await asyncio.sleep(0)
+        leaves.set()
+        await leaving
+        with pytest.raises(dist.GroupClosedError, match="destroyed"):
+            await asyncio.wait_for(using, 5)
+
+    await run_ranks(2, main)
+
+
 async def test_a_destroy_that_is_dropped_does_not_go_on() -> None:
     """As where its event loop has been closed meanwhile."""
 
