@@ -34,6 +34,7 @@ from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnEr
 from aiodist.completion import Driver, Pending
 from aiodist.errors import (
     DistError,
+    GroupClosedError,
     InvalidUsageError,
     ProtocolError,
     StreamClosedError,
@@ -340,6 +341,8 @@ class Stream(ObjectStream):
                 assert recv.into is not None  # allocated when the message was accepted
                 await self._take(recv.meta, recv.into)
         except BaseException as error:  # noqa: BLE001  # those that send and receive raise it
+            if isinstance(error, GroupClosedError):  # not of a coroutine that is dropped
+                self._flush()  # the sends of these objects have returned
             self._error = error
             if self._parts is not None:
                 self._parts.throw(error.again() if isinstance(error, DistError) else error)

@@ -491,6 +491,23 @@ async def test_a_peer_that_leaves_fails_the_stream_after_what_it_has_sent() -> N
     await run_ranks(2, on_rank, timeout=60)
 
 
+async def test_what_was_sent_right_before_the_group_is_destroyed_arrives() -> None:
+    async def on_rank(rank: int) -> list[Any]:
+        stream = dist.open_stream(1 - rank)
+        await stream.send("open")
+        assert await anext(stream) == "open"
+        if rank == 0:
+            await stream.send("last words")
+            await dist.destroy_process_group()
+            return []
+        got = [await anext(stream)]
+        with pytest.raises(dist.PeerLostError):
+            await anext(stream)
+        return got
+
+    assert (await run_ranks(2, on_rank, timeout=60))[1] == ["last words"]
+
+
 async def test_a_group_that_is_closed_ends_its_streams() -> None:
     async def on_rank(rank: int) -> None:
         group = await dist.new_group([0, 1])
