@@ -11,13 +11,15 @@ from aiodist.errors import DistError
 
 
 class Request:
-    """One call of a caller. ``answer`` is cancelled where the caller was."""
+    """One call of a caller, at the time ``since``. ``answer`` is cancelled where the caller was."""
 
-    __slots__ = ("answer", "value")
+    __slots__ = ("answer", "since", "value")
 
     def __init__(self, value: Any) -> None:
+        loop = asyncio.get_running_loop()
         self.value = value
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.since = loop.time()
+        self.answer: asyncio.Future[Any] = loop.create_future()
 
     def succeed(self, result: Any) -> None:
         """Give the caller ``result``, or raise it there if it is an exception."""
@@ -78,8 +80,8 @@ class RequestQueue:
     async def take(self, most: int, delay: float) -> Sequence[Request]:
         """Wait for requests and take up to ``most`` of them, or one `Admission` alone.
 
-        The first one waits ``delay`` seconds for others. Returns nothing where the queue is closed.
-        Cancelled, it takes none.
+        The first one waits for others until ``delay`` seconds after its call. Returns nothing where the
+        queue is closed. Cancelled, it takes none.
         """
         while True:
             while not self._waiting():
@@ -93,9 +95,9 @@ class RequestQueue:
             # All callers were cancelled meanwhile.
 
     async def _delay(self, most: int, delay: float) -> None:
-        """Wait ``delay`` seconds for ``most`` requests, or until one is urgent."""
+        """Wait for ``most`` requests, until the first has waited ``delay`` seconds or one is urgent."""
         try:
-            async with asyncio.timeout(delay):
+            async with asyncio.timeout_at(self._requests[0].since + delay):
                 while self._waiting() < most and not self._is_urgent():
                     await self._next_change()
         except TimeoutError:

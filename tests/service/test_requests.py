@@ -18,3 +18,14 @@ async def test_any_number_of_cancelled_requests_may_come_before_one_that_is_take
         await asyncio.sleep(2 * delay)
     queue.add(request := Request("last"))
     assert await taking == [request]
+
+
+async def test_a_request_does_not_wait_again_for_others_after_it_has_waited_for_the_batch_before():
+    queue, delay = RequestQueue(), 0.01
+    queue.add(request := Request("waits while another batch is carried out"))
+    await asyncio.sleep(2 * delay)
+    taking = asyncio.create_task(queue.take(2, delay))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert taking.done()
+    assert taking.result() == [request]
