@@ -72,8 +72,6 @@ class Leader:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-            if self._ended.done():
-                self._ended.exception()
 
     async def _read(self, rank: int, stream: ObjectStream) -> None:
         """Note the outcomes that ``rank`` sends, until the group ends."""
@@ -88,10 +86,15 @@ class Leader:
             error = _revoked(self._group, f"rank {rank} has left the service: {given_up}")
         except DistError as ended:
             error = ended
-        if not self._ended.done():
-            self._ended.set_exception(error)
+        self._end(error)
         if self._round is not None:
             self._round.fail(error)
+
+    def _end(self, error: Exception) -> None:
+        """Note that the group has ended, or has to be made anew."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+            self._ended.exception()  # asked for: a leader that stops at this moment never comes to it
 
     async def _serve(self) -> bool:
         while True:
@@ -183,10 +186,7 @@ class Leader:
             self._round = None
         if not current.in_step:
             self._group.revoke()
-            if not self._ended.done():
-                self._ended.set_exception(
-                    _revoked(self._group, "the ranks were out of step after an error")
-                )
+            self._end(_revoked(self._group, "the ranks were out of step after an error"))
         results: Sequence[Any] = () if current.mine is None else current.mine.results
         return results if current.error is None else current.error
 

@@ -518,6 +518,47 @@ async def test_a_caller_gets_its_answer_or_an_error_when_the_block_raises(turns)
     assert isinstance(await end_of(block), (np.ndarray, dist.DistError))
 
 
+@pytest.mark.parametrize("turns", range(9, 15))
+def test_a_leader_that_stops_as_a_worker_leaves_has_no_unread_error(turns):
+    complaints, leaving = [], asyncio.Event()
+
+    async def worker():
+        async def forward(requests):
+            await dist.barrier()
+            return requests
+
+        return forward
+
+    async def lead(service):
+        await service.until_leader()
+        await service.call("first")
+        calling = asyncio.create_task(service.call("second"))
+        leaving.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return calling
+
+    async def main(rank):
+        calls = []
+        try:
+            async with dist.serving(worker) as service:
+                calls += [await lead(service)] if rank == 0 else []
+                await leaving.wait()
+                raise KeyError
+        except KeyError:
+            await dist.abort_process_group()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def both():
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        async with asyncio.timeout(scaled(20)):
+            await run_ranks(2, main)
+
+    asyncio.run(both())
+    gc.collect()
+    assert not complaints
+
+
 async def test_the_caller_of_grow_gets_an_error_when_the_block_raises_meanwhile(monkeypatch):
     growing = asyncio.Event()
 
