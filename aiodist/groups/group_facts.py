@@ -53,6 +53,9 @@ class RankWorld(Protocol):
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         """As ``loop``, and None before the world has one."""
 
+    def check_loop_runs(self) -> None:
+        """Raise InvalidUsageError where this thread runs the loop, and not now."""
+
     @property
     def endpoint(self) -> Endpoint: ...
 

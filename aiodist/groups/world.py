@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from copy import copy
+from threading import get_ident
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from aiodist.collectives.rule_tables import OURS, decode
@@ -47,6 +49,9 @@ _running_loop = asyncio._get_running_loop
 
 log = logging.getLogger("aiodist")
 
+_START_SECONDS = 0.1
+"""How long another thread may take that was just started to run the loop."""
+
 
 class _AtClose(NamedTuple):
     """The arguments of one call of `World.on_close`."""
@@ -74,6 +79,7 @@ class World:
         self.recorder = Recorder()
         self.observer: Observer | None = None
         self.its_loop: asyncio.AbstractEventLoop | None = None  # which its operations belong to
+        self.its_thread = 0  # that ran the loop when the world was opened
         self._endpoint: Endpoint | None = None
         self._groups: dict[int, GroupEngine] = {}
         self._closed: set[int] = set()
@@ -104,6 +110,7 @@ class World:
         self.size = size
         self.store = store
         self.its_loop = asyncio.get_running_loop()
+        self.its_thread = get_ident()
         close_in_children(self)
 
     def choose_by(self, table: bytes) -> None:
@@ -376,6 +383,23 @@ class World:
                 "in. Call and await it there (by asyncio.run_coroutine_threadsafe from other threads), "
                 "or use aiodist.sync in a program without a loop"
             )
+
+    def check_loop_runs(self) -> None:
+        """Refuse a call that would wait for ever: this thread runs the loop, and does not run it now.
+
+        So it is between two cells of IPython or two calls of an asyncio.Runner.
+        """
+        end = monotonic() + _START_SECONDS
+        while self.its_thread == get_ident() and self.its_loop and not self.its_loop.is_running():
+            if self.its_loop.is_closed():
+                return  # the call says so
+            if monotonic() > end:
+                raise InvalidUsageError(
+                    "a call of aiodist.sync would wait for ever here: the process group lives on an "
+                    "event loop that this thread runs, and that does not run now. Await the async API "
+                    "there, or make the process group by aiodist.sync"
+                )
+            sleep(0.01)
 
     # -- p2p.endpoint_events.EndpointEvents
 

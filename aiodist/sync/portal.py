@@ -23,6 +23,7 @@ from aiodist.groups.deferred import DeferredWork, start_anywhere
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
 from aiodist.links.forks import close_in_children
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
@@ -90,11 +91,14 @@ class Portal:
     ) -> Any:
         """Do as `call`, with the arguments in a tuple and a dict."""
         if _running_loop() is not None:
-            with blocking_in_cell(getattr(function, "__name__", "this")):
+            its_loop = current_world().its_loop if blocks else None
+            with blocking_in_cell(getattr(function, "__name__", "this"), its_loop):
                 return self.apply(function, blocks, args, kwargs)
         loop, handoff = self._loop, self.handoff
         work: Any = None
         if loop is None:
+            if blocks:
+                current_world().check_loop_runs()
             return _beside_async(function(*args, **kwargs), blocks)
         call = partial(function, *args, **kwargs)
         # First: an interrupt of a thread that drives the loop would leave the loop lock held for ever.
@@ -147,7 +151,7 @@ class Portal:
         """
         seconds = None if timeout is None else to_seconds(timeout)
         if _running_loop() is not None:
-            with blocking_in_cell(operation.kind):
+            with blocking_in_cell(operation.kind, None if async_op else group.world.its_loop):
                 return self.start(async_op, group, operation, seconds, begin)
         loop, handoff, waits = self._loop, self.handoff, False
         work: Any = None
@@ -496,6 +500,8 @@ def _start_beside_async(
     group: GroupEngine, operation: Operation[Any], seconds: float | None, blocks: bool
 ) -> Any:
     """Start ``operation`` of a group whose world lives on a loop of the async API: there."""
+    if blocks:
+        group.world.check_loop_runs()
     return _beside_async(start_anywhere(group, operation, seconds), blocks)
 
 
@@ -533,13 +539,14 @@ def _cancel_in(loop: asyncio.AbstractEventLoop, call: Work[Any] | CrossThreadCal
 
 
 @contextmanager
-def blocking_in_cell(name: str) -> Iterator[None]:
+def blocking_in_cell(name: str, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
     """Let a notebook's cell block in a call of ``name``, although its kernel's loop runs in this thread.
 
     A cell is expected to block until it is done. In any other running loop a blocking call is a
-    mistake that would stop it: raises InvalidUsageError.
+    mistake that would stop it: raises InvalidUsageError. So is one that waits for ``loop``, that of a
+    process group of the async API, if it is the kernel's.
     """
-    if not _in_notebook():
+    if not _in_notebook() or _running_loop() is loop:
         raise InvalidUsageError(
             f"{name} of aiodist.sync would block the event loop that runs in this thread; use the "
             f"async API here: import aiodist as dist; await dist.{name}(...)"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import aiodist
 import aiodist.sync as dist
+from aiodist.testing import run_ranks
 
 RunThreads = Callable[..., list[Any]]
 
@@ -160,6 +163,39 @@ def check_in_thread() -> None:
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     dist.barrier()
     dist.destroy_process_group()
+
+
+@pytest.mark.timeout(20)
+async def test_a_cell_does_not_wait_for_a_group_that_lives_on_its_kernels_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def on_rank(rank: int) -> None:
+        for call in (dist.barrier, partial(dist.recv, src=1 - rank), dist.new_group):
+            with pytest.raises(dist.InvalidUsageError, match="use the async API here"):
+                call()
+        await aiodist.barrier()
+
+    monkeypatch.setattr("aiodist.sync.portal._in_notebook", lambda: True)
+    await run_ranks(2, on_rank)
+
+
+@pytest.mark.timeout(20)
+def test_a_thread_does_not_wait_for_a_group_on_a_loop_that_it_runs_itself() -> None:
+    loop = asyncio.new_event_loop()
+    store = aiodist.MemoryStore()
+    loop.run_until_complete(aiodist.init_process_group(store=store, rank=0, world_size=1))
+    try:
+        for call in (partial(dist.all_reduce, np.ones(1)), dist.new_group):
+            with pytest.raises(dist.InvalidUsageError, match="Await the async API there"):
+                call()
+        running = threading.Thread(target=loop.run_forever)
+        running.start()
+        dist.all_reduce(np.ones(1))
+        loop.call_soon_threadsafe(loop.stop)
+        running.join()
+    finally:
+        loop.run_until_complete(aiodist.destroy_process_group())
+        loop.close()
 
 
 def test_without_uvloop_asyncios_loop_serves(
