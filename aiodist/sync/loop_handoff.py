@@ -27,6 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from time import monotonic
+from traceback import walk_tb
 from typing import Any, TypeVarTuple
 
 from aiodist.deadline import SIGNAL_SECONDS
@@ -337,6 +338,9 @@ class HandoffLoop(asyncio.SelectorEventLoop):
         super().__init__(_HandoffSelector(handoff))
         self._handoff = handoff
         self._wake_pipe = _WakePipe()
+        self._raised: BaseException | None = (
+            None  # by a signal's handler in a callback, in `run_once`
+        )
         self.stops = False
         """Its own thread ends it: turns in other threads would not sleep, and keep that thread from it."""
         self.set_debug(False)  # several threads use it, one at a time, which the debug mode refuses
@@ -348,9 +352,23 @@ class HandoffLoop(asyncio.SelectorEventLoop):
     def run_once(self) -> None:
         """Wait for events once, and call what is due: one turn of the loop, in the calling thread.
 
-        It may `pause`, so `may_pause` comes first.
+        It may `pause`, so `may_pause` comes first. Raises what a signal's handler has raised in a callback.
         """
         self._run_once()  # type: ignore[attr-defined]  # asyncio has no public name for it
+        error, self._raised = self._raised, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell an error of a callback, or keep it for `run_once` if a signal's handler raised it."""
+        error = context.get("exception")
+        if error is not None and self._handoff.is_interrupted and _is_of_a_handler(error):
+            self._raised = error
+        else:
+            super().call_exception_handler(context)
 
     def has_callbacks(self) -> bool:
         """Return whether the next turn calls something without waiting for an event."""
@@ -444,6 +462,19 @@ class _WakePipe:
         ends, self._ends = self._ends, ()
         for end in ends:
             os.close(end)
+
+
+def _is_of_a_handler(error: BaseException) -> bool:
+    """Return whether the handler of a signal was under way where ``error`` was raised."""
+    handlers = filter(callable, map(_getsignal, range(1, _signal.NSIG)))
+    codes = {_code_of(getattr(handler, "func", handler)) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def _code_of(function: Any) -> object:
+    """Return what Python runs where ``function`` is called, or None if that is not written in Python."""
+    call = function if hasattr(function, "__code__") else type(function).__call__
+    return getattr(call, "__code__", None)
 
 
 def _wake(loop: asyncio.AbstractEventLoop) -> None:

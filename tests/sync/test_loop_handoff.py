@@ -625,6 +625,49 @@ def test_the_loops_thread_goes_on_with_what_other_threads_wait_for(sleeps_long: 
         assert came.wait(scaled(10))
 
 
+class LateError(Exception):
+    """Raised by the handler of a signal, as of a time limit."""
+
+
+class Limit:
+    """Handlers of many a kind."""
+
+    def strike(self, number: int, frame: Any) -> None:
+        raise LateError
+
+    __call__ = strike
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [Limit().strike, Limit(), partial(Limit().strike)],
+    ids=["method", "object", "partial"],
+)
+def test_what_a_signals_handler_raises_in_a_callback_is_raised_by_the_call(
+    handler: Any, handoff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        until(handoff.acquire)
+        handoff.loop.call_soon(signal.raise_signal, signal.SIGUSR2)
+        with pytest.raises(LateError):
+            handoff.run_until(handoff.loop, locked(), False)
+        handoff.abandon(False)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_what_a_callback_itself_raises_is_told_by_the_loop(handoff: Any) -> None:
+    ended, told = locked(), []
+    handoff.loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    until(handoff.acquire)
+    handoff.loop.call_soon(Limit().strike, 0, None)
+    handoff.loop.call_soon(ended.release)
+    assert handoff.run_until(handoff.loop, ended, False)
+    handoff.hand_on(handoff.loop)
+    assert [type(error) for error in told] == [LateError]
+
+
 def test_a_thread_without_descriptors_to_sleep_over_leaves_the_loop_to_its_thread(
     handoff: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
