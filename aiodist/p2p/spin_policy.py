@@ -223,12 +223,12 @@ class SpinPolicy:
 
     def _turn(self) -> None:
         # A loop with a scheduled callback does not sleep, and polls every socket each turn.
+        self._turning = False  # first: a signal's handler may raise in here
         if self._waiting and (now := perf_counter()) < self._until:
             self.neighbours.move_to_idle_core(now)
             _yield()
+            self._turning = True
             self._call_soon(self._turn)
-        else:
-            self._turning = False
 
 
 class BoundedSpin:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from aiodist.p2p import spin_policy as module
 from aiodist.p2p.spin_policy import LONGEST, SHORTEST, SpinPolicy
@@ -140,6 +143,26 @@ async def test_keeps_the_loop_awake_while_a_caller_waits(monkeypatch) -> None:
     for _ in range(100):
         await asyncio.sleep(0)
     assert 14 <= turns <= 16  # no caller waits
+
+
+def test_a_rank_that_a_signals_handler_strikes_as_it_spins_spins_in_its_next_wait(
+    monkeypatch,
+) -> None:
+    def strike() -> None:
+        raise KeyError("of a handler")
+
+    scheduled: list[Callable[[], None]] = []
+    spin_policy = SpinPolicy(scheduled.append)
+    spin_policy.active = True
+    spin_policy.begin()
+    (turn,) = scheduled
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_yield", strike)
+        with pytest.raises(KeyError):
+            turn()
+    spin_policy.end()
+    spin_policy.begin()
+    assert scheduled == [turn, turn]
 
 
 async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
