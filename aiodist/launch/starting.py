@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from aiodist.errors import DistError, InvalidUsageError
+from aiodist.errors import DistError, InvalidUsageError, remedy_for
 from aiodist.launch.args import Parser, job_spec, misplaced_count
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.supervisor import run_job
@@ -40,7 +41,10 @@ def start(
         say(str(error))
         return USAGE_ERROR
     except OSError as error:
-        say(f"the system refuses to start the ranks: {error}")
+        # A system without room for another process says EAGAIN.
+        otherwise = "raise the limit on processes: ulimit -u" if error.errno == errno.EAGAIN else ""
+        advice = remedy_for(error, otherwise)
+        say("; ".join(filter(None, (f"the system refuses to start the ranks: {error}", advice))))
         return 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -249,13 +250,22 @@ def test_several_nodes_take_the_meeting_place_from_the_environment(specs, monkey
     assert "MASTER_PORT must be a number" in capfd.readouterr().err
 
 
-def test_a_refusal_of_the_system_is_told(monkeypatch, capfd):
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EAGAIN, "; raise the limit on processes: ulimit -u"),
+        (errno.EMFILE, "; raise the limit on open files: ulimit -n"),
+        (errno.EACCES, ""),
+    ],
+)
+def test_a_refusal_of_the_system_is_told(number, advice, monkeypatch, capfd):
     def refuse(spec: JobSpec) -> int:
-        raise BlockingIOError("Resource temporarily unavailable")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(run_command, "run_job", refuse)
     assert cli.main(["run", "train.py"]) == 1
-    assert "refuses to start" in capfd.readouterr().err
+    told = f"refuses to start the ranks: [Errno {number}] {os.strerror(number)}{advice}\n"
+    assert capfd.readouterr().err.endswith(told)
 
 
 def test_help_and_version(capfd):
