@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from types import FrameType
 from typing import Any, TextIO
 
@@ -26,8 +27,8 @@ def breakpoint(rank: int = 0, *, group: Group | None = None) -> Coroutine[Any, A
     command, the event loop of that rank stands still, and its heartbeats go on.
 
     ``continue`` releases all ranks; so do ``next`` and ``step``. ``quit`` releases them, too. pdb
-    reads from stdin, or from the terminal of the process where stdin is the null device, as it is
-    on most ranks of a launcher.
+    reads from stdin. Where stdin is the null device, as it is on most ranks of a launcher, pdb
+    reads from the terminal of the process, or of the process that started it.
 
     Args:
         rank: The global rank that opens pdb.
@@ -79,7 +80,7 @@ def debug_on(rank: int, group: Group | None, frame: FrameType) -> None:
 
 
 def _commands() -> TextIO:
-    """Return the stream that pdb reads: stdin, or the terminal where stdin is the null device."""
+    """Return the stream that pdb reads: stdin, or a terminal where stdin is the null device."""
     try:
         mode = os.fstat(sys.stdin.fileno())
         null = os.stat(os.devnull)
@@ -89,10 +90,14 @@ def _commands() -> TextIO:
     else:
         if not stat.S_ISCHR(mode.st_mode) or mode.st_rdev != null.st_rdev:
             return sys.stdin
-    try:
-        return open("/dev/tty")
-    except OSError:
-        raise InvalidUsageError(
-            "breakpoint() found no commands to read: stdin is the null device, and there is no "
-            "terminal; start this rank from a terminal"
-        ) from None
+    # `aiodist run` starts each rank in a session of its own, without a terminal; it has one itself.
+    for path in ("/dev/tty", f"/proc/{os.getppid()}/fd/0"):
+        with suppress(OSError):
+            found = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+            if os.isatty(found):
+                return open(found)
+            os.close(found)
+    raise InvalidUsageError(
+        "breakpoint() found no commands to read: stdin is the null device, and there is no "
+        "terminal; start this rank from a terminal"
+    )

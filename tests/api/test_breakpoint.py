@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,3 +89,23 @@ def test_a_rank_without_stdin_and_terminal_says_so(
     done = run(tmp_path / "script.py", script, "", scaled(60))
     assert "breakpoint() found no commands to read" in done.stderr
     assert "went on 0 40" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the launcher's terminal is found by /proc")
+def test_a_rank_in_a_session_of_its_own_reads_the_terminal_of_its_launcher() -> None:
+    read = "from aiodist.api.debugging import _commands; print(_commands().readline())"
+    start = (
+        "import subprocess as s, sys\n"
+        "s.run([sys.executable, '-c', sys.argv[1]], stdin=s.DEVNULL, start_new_session=True)"
+    )
+    leader, follower = os.openpty()
+    with os.fdopen(leader, "wb", 0) as terminal:
+        terminal.write(b"continue\n")
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", start, read],
+            stdin=follower,
+            capture_output=True,
+            check=False,
+        )
+        os.close(follower)
+    assert done.stdout == b"continue\n\n", done.stderr
