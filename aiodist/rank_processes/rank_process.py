@@ -136,8 +136,8 @@ class RankProcess:
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # with the processes that it has started
+        self._writer.close()  # before what may be cancelled
         await self._exit_code()
-        self._writer.close()
         tasks: list[asyncio.Task[Any]] = list(self._pumps)
         if self._answering is not None:
             tasks.append(self._answering)

@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -365,6 +366,21 @@ async def test_a_rank_that_a_signal_without_a_name_has_killed_is_lost() -> None:
             await rank.call(dumps((signal.raise_signal, (number,), {})))
     finally:
         await rank.end()
+
+
+async def test_an_end_that_is_cancelled_leaves_no_socket_open() -> None:
+    mine, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=mine)
+    process = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
+    rank = RankProcess(0, process, reader, writer, lambda *_: None)
+    ending = asyncio.create_task(rank.end())
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert ending.cancelled()
+    assert await process.wait() == -signal.SIGKILL
+    assert mine.fileno() < 0
+    theirs.close()
 
 
 async def test_ranks_that_cannot_meet_say_why_and_leave_no_process() -> None:
