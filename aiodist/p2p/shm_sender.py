@@ -214,6 +214,7 @@ class ShmSender:
                     call(self._wake)
         except BaseException as error:  # of a signal's handler
             if not ring.is_whole:  # the next record would follow half of this one
+                self._ring, self._asked = None, True
                 cut = DistNetworkError(f"a message to it was cut short by {summary_of(error)}")
                 self._shm_progress.call_in_next_turn(partial(self.broken, cut))
             raise
