@@ -42,7 +42,7 @@ class FileLog:
         ``present``: participants that joined and did not leave, by token. ``wills``: values to
         write when a participant has ended, by token and key.
         """
-        self.path = str(Path(path).absolute())  # the directory may change before `close`
+        self.path = path
         self.table = KeyTable()
         self.present: dict[str, Participant] = {}
         self.wills: dict[str, dict[str, bytes]] = {}
@@ -56,6 +56,7 @@ class FileLog:
             raise DistStoreError("file stores need POSIX file locks; use tcp://host:port instead")
         self.close()
         try:
+            self.path = str(Path(self.path).absolute())  # the directory may change before `close`
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DistStoreError(

@@ -364,3 +364,15 @@ async def test_without_descriptors_a_file_store_says_to_raise_their_limit(path, 
             DistStoreError, match=r"cannot open .* Too many open files; .*ulimit -n$"
         ):
             await FileStore.open(path, 0)
+
+
+async def test_a_relative_path_in_a_directory_that_is_gone_is_an_error_of_the_store(
+    tmp_path, monkeypatch
+):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(DistStoreError, match="cannot open the store's file store: No such file"):
+        await FileStore.open("store")
+    monkeypatch.chdir(tmp_path)
