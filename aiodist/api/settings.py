@@ -14,9 +14,11 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_bool, check_int
 from aiodist.groups.switches import switch_from
+from aiodist.links.host import HOST_VARIABLE
 from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import SHORTEST
 from aiodist.p2p.endpoint import DEFAULT_WINDOW
+from aiodist.rendezvous.environments import RUN_VARIABLE
 from aiodist.transport.transports import Transports
 from aiodist.types import DEFAULT_TIMEOUT
 
@@ -69,6 +71,12 @@ def check_later_settings(environ: Mapping[str, str]) -> None:
     """Raise InvalidUsageError for an invalid value that nothing would read before the ranks meet."""
     for name in ("AIODIST_CUDA_IPC", "AIODIST_MPI_CHECK", "AIODIST_TORCH_GROUP"):
         switch_from(name, environ)
+    for name in (HOST_VARIABLE, RUN_VARIABLE):
+        text = environ.get(name, "")
+        if text.encode(errors="ignore").decode() != text:
+            raise InvalidUsageError(
+                f"{name}={text!r} has bytes that are no text: write it in UTF-8"
+            )
     if mistake := mistake_in(environ):
         raise InvalidUsageError(mistake)
 

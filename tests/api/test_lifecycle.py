@@ -37,6 +37,8 @@ from aiodist.testing import run_ranks
         ("AIODIST_BUFFER_BYTES", "1000", "a number of bytes, at least 65536"),
         ("AIODIST_INIT_TIMEOUT", "soon", "a positive number of seconds, or inf, not 'soon'"),
         ("AIODIST_INIT_TIMEOUT", "0", "a positive number of seconds, or inf, not '0'"),
+        ("AIODIST_HOST_ID", "\udcff", r"AIODIST_HOST_ID='\\udcff' has bytes that are no text"),
+        ("AIODIST_RUN_ID", "\udcff", r"AIODIST_RUN_ID='\\udcff' has bytes that are no text"),
     ],
 )
 async def test_a_wrong_setting_is_found_before_the_ranks_meet(
