@@ -64,10 +64,13 @@ def mistake_in(environ: Mapping[str, str]) -> str | None:
 def replacing_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``make``, torch's function behind each new group, with aiodist where it is to use Gloo.
 
-    The group then says that its backend is "aiodist". Where there are GPUs, torch's default, which is
+    The group has the name that was asked for, with which such programs compare: Ignite, for instance,
+    averages no gradients under another one. Where there are GPUs, torch's default, which is
     "cpu:gloo,cuda:nccl", stays as it is: a group of aiodist's would have no place for NCCL.
     """
-    from torch.distributed import Backend
+    from torch.distributed import Backend, distributed_c10d
+
+    c10d: Any = distributed_c10d
 
     def make_instead(
         size: Any, rank: Any, ranks: Any, backend: Any, *args: Any, **kwargs: Any
@@ -76,7 +79,10 @@ def replacing_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
         replaced = _GLOO if has_gpu else _GLOO | _DEFAULTS
         asks_for_gloo = str(backend).lower() in replaced
         chosen = type(backend)("aiodist") if asks_for_gloo else backend
-        return make(size, rank, ranks, chosen, *args, **kwargs)
+        made = group, store = make(size, rank, ranks, chosen, *args, **kwargs)
+        if asks_for_gloo and group in c10d._world.pg_map:  # not on ranks outside the group
+            c10d._world.pg_map[group] = (backend, store)
+        return made
 
     return make_instead
 
