@@ -429,7 +429,7 @@ class World:
             for made in self.groups:
                 if made.made_by == (group, sequence):
                     made.not_made_elsewhere(failure)
-        elif group not in self._closed and len(self._early) < _MAX_EARLY:
+        elif self._may_make(group) and len(self._early) < _MAX_EARLY:
             early = self._early.setdefault(group, [])
             if len(early) < _MAX_EARLY:
                 early.append((sequence, failure))
@@ -440,10 +440,18 @@ class World:
             known.agreements.received(src, number, message)
         elif group in self._closed:
             refuse(self.endpoint, src, group, number, message)
-        elif len(self._early_agreements) < _MAX_EARLY:
+        elif self._may_make(group) and len(self._early_agreements) < _MAX_EARLY:
             early = self._early_agreements.setdefault(group, [])
             if len(early) < _MAX_EARLY:
                 early.append((src, number, message))
+
+    def _may_make(self, group: int) -> bool:
+        """Return whether this rank may make ``group``, which it does not know, and others know already.
+
+        Invariant: a connection that is read while the world is empty belongs to the ranks that it had
+        before. The default group of the next ones may have the same id.
+        """
+        return self._endpoint is not None and group not in self._closed
 
     def present(self, group: int, sequence: int) -> Presence:
         known = self._groups.get(group)
@@ -462,7 +470,7 @@ class World:
         known = self._groups.get(group)
         if known is not None:
             known.fingerprint_arrived(sequence, src, fingerprint)
-        elif group not in self._closed and len(self._early_fingerprints) < _MAX_EARLY:
+        elif self._may_make(group) and len(self._early_fingerprints) < _MAX_EARLY:
             # A rank tells of one collective at a time: the first one that it waits in.
             self._early_fingerprints.setdefault(group, {})[src] = sequence, fingerprint
 

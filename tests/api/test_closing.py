@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.api.lifecycle import open_in_process
 from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
+from aiodist.transport.inproc import InprocHub, InprocTransport
 
 
 async def test_an_unawaited_failure_is_logged_when_its_group_closes(
@@ -131,6 +133,28 @@ async def test_a_destroy_closes_a_group_that_is_made_while_it_waits() -> None:
             await asyncio.wait_for(using, 5)
 
     await run_ranks(2, main)
+
+
+async def test_what_ended_a_group_does_not_end_the_one_that_the_ranks_make_when_they_meet_again() -> (
+    None
+):
+    hub, store, all_have_left = InprocHub(), dist.MemoryStore(), asyncio.Barrier(3)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            await dist.send(np.ones(1), 1)
+            await dist.abort_process_group()  # it still connects to rank 2 as rank 1 answers
+        else:
+            if rank == 1:
+                await dist.recv(np.ones(1), 0)
+            with pytest.raises(dist.CollectiveError):
+                await dist.barrier()
+            await dist.destroy_process_group()
+        await all_have_left.wait()
+        await open_in_process(rank, 3, store, InprocTransport(hub), 20, None)
+        await dist.barrier()
+
+    await run_ranks(3, main)
 
 
 async def test_a_destroy_that_is_dropped_does_not_go_on() -> None:
