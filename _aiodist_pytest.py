@@ -29,8 +29,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if mark is not None and isinstance(item, pytest.Function):
         from unittest import TestCase
 
-        from aiodist.pytest_plugin import on_ranks
+        from aiodist.pytest_plugin import on_ranks, send_by_value
 
+        if item.config.getoption("importmode") == "importlib":
+            send_by_value(item.module)
         if item.cls is not None and issubclass(item.cls, TestCase):
             item.stash[_WRONG_MARK] = (
                 f"{item.cls.__name__} is a unittest.TestCase, which runs its own methods"

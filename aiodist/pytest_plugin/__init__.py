@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from traceback import format_exception
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,10 +21,20 @@ from aiodist.rank_processes.control import pickler
 from aiodist.rank_processes.ranks_error import InterruptedCallError
 from aiodist.testing.in_process import collect_ranks
 
-__all__ = ["on_ranks"]
+__all__ = ["on_ranks", "send_by_value"]
 
 _CONSEQUENCES = (CollectiveError, InterruptedCallError)
 """What ranks raise when another rank has failed."""
+
+
+def send_by_value(module: ModuleType) -> None:
+    """Let what ``module`` defines travel by value: rank processes could not import it by its name.
+
+    So it is where pytest imports a module by its file. Without cloudpickle this does nothing, and the
+    first test that needs it says so.
+    """
+    with suppress(ImportError):
+        importlib.import_module("cloudpickle").register_pickle_by_value(module)
 
 
 def on_ranks(

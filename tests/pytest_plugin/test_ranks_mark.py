@@ -330,3 +330,19 @@ async def test_it():
 
 def test_the_mark_works_with_anyio(without_asyncio: Outcomes) -> None:
     assert kinds(without_asyncio["anyio"]) == ["passed"], without_asyncio["anyio"]
+
+
+def test_a_blocking_test_needs_no_module_that_its_processes_can_import(
+    run_pytest: RunPytest,
+) -> None:
+    """pytest imports it by its file, and ``tests`` is another package to the processes."""
+    source = """from aiodist.sync import get_world_size
+
+LIMIT = 3
+
+@pytest.mark.ranks(2)
+def test_it():
+    assert get_world_size() == LIMIT
+"""
+    outcomes = run_pytest(("--import-mode=importlib",), file=source)["file"]
+    assert "assert 2 == 3" in outcomes["test_it"].text, outcomes
