@@ -101,7 +101,7 @@ def usual(run_pytest: RunPytest) -> Outcomes:
 @pytest.fixture(scope="module")
 def strict(run_pytest: RunPytest) -> Outcomes:
     """With pytest-asyncio in the mode in which it runs only tests with its own mark."""
-    return run_pytest(("-o", "asyncio_mode=strict"), wrong=WRONG, example=EXAMPLE)
+    return run_pytest(("-o", "asyncio_mode=strict"), wrong=WRONG, example=EXAMPLE, yields=YIELDS)
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +298,18 @@ def test_a_wrong_mark_fails_its_test_alone(request: pytest.FixtureRequest, mode:
             f"wrong mark: {error}. Write @pytest.mark.ranks(n, transport='inproc', processes=None, "
             "timeout=60)\n" in outcomes[name].text + "\n"
         )
+
+
+YIELDS = """
+@pytest.mark.ranks(2)
+async def test_it():
+    assert False
+    yield
+"""
+
+
+def test_a_test_that_would_never_run_is_refused(strict: Outcomes) -> None:
+    assert "a test with `yield` is never run" in strict["yields"]["test_it"].text
 
 
 @pytest.mark.parametrize("way", ["strict", "without_asyncio"])
