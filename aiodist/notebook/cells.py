@@ -7,6 +7,7 @@ import inspect
 import io
 import linecache
 import sys
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -33,12 +34,12 @@ def run_cell(source: str, number: int) -> CellResult:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    _execute(_compiled(tree, name, "exec"))
-    value = None
+    codes = [_compiled(tree, name, "exec")]
     if isinstance(last, ast.Expr):
-        value = _execute(_compiled(ast.Expression(last.value), name, "eval"))
-        if _has_semicolon(source, last):
-            value = None
+        codes.append(_compiled(ast.Expression(last.value), name, "eval"))
+    value = _execute(codes)
+    if isinstance(last, ast.Expr) and _has_semicolon(source, last):
+        value = None
     return CellResult("" if value is None else repr(value), _pictures())
 
 
@@ -70,13 +71,19 @@ def _has_semicolon(source: str, last: ast.Expr) -> bool:
     return line[last.end_col_offset :].lstrip().startswith(b";")
 
 
-def _execute(code: CodeType) -> Any:
+def _execute(codes: Sequence[CodeType]) -> Any:
+    """Execute the parts of a cell where `run_cell` says; return the value of the last one."""
     names = sys.modules["__main__"].__dict__
-    if not code.co_flags & inspect.CO_COROUTINE:
-        return eval(code, names)
+    if not any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+        return [eval(code, names) for code in codes][-1]
 
     async def awaited() -> Any:
-        return await eval(code, names)
+        value = None
+        for code in codes:
+            value = eval(code, names)
+            if code.co_flags & inspect.CO_COROUTINE:
+                value = await value
+        return value
 
     return portal().run(awaited)
 
