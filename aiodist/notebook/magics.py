@@ -125,8 +125,10 @@ class _Resident:
 
 
 def _show(rank: int, result: CellResult) -> None:
+    label = f"[{rank}] "
     if result.text:
-        print(f"[{rank}] {result.text}")  # noqa: T201  # what a cell shows is printed
+        text = result.text.replace("\n", "\n" + " " * len(label))  # columns stay columns
+        print(label + text)  # noqa: T201  # what a cell shows is printed
     for picture in result.pictures:
         print(f"[{rank}]")  # noqa: T201
         display(Image(picture))

@@ -55,6 +55,7 @@ WRONG_SYNTAX = (
 PLOTS = (
     "%%ranks -r 1\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
     "%%ranks -r one\n1",
+    "%%ranks -r 1\nimport numpy as np\nnp.eye(2)",
     CLOSE,
 )
 AWAITED = (
@@ -157,6 +158,10 @@ def test_plots_come_back_as_pictures(outputs_of: OutputsOf) -> None:
         "[1]"
     ]  # for the picture: a semicolon hides the value, as in IPython
     assert "-r takes ranks with commas" in str(outputs[1])
+    assert "".join(output.text for output in outputs[2]) == (
+        "[1] array([[1., 0.],\n"
+        "           [0., 1.]])\n"
+    )  # fmt: skip
 
 
 def test_the_cluster_is_awaited_in_a_cell(outputs_of: OutputsOf) -> None:
