@@ -41,7 +41,7 @@ _OWN_PACKAGES = (
 """Their frames stand between a call and the user's function, and say nothing about it."""
 
 ORPHANED = 1
-"""The exit code of a rank whose program has ended without closing it."""
+"""The exit code of a rank whose program has ended without closing it, if nothing else can be killed."""
 
 
 def main(descriptor: int) -> None:
@@ -157,6 +157,8 @@ class Worker:
                 continue
             self._received += 1
             self._calls.put(self._receive(length))
+        with suppress(ProcessLookupError):  # it leads no group where `RankProcess` did not start it
+            os.killpg(os.getpid(), signal.SIGKILL)  # with the processes that it has started
         os._exit(ORPHANED)  # the main thread may be anywhere
 
     def _receive(self, count: int) -> bytes:

@@ -24,9 +24,13 @@ PROGRAM = """
 import asyncio, time
 import aiodist
 
+def start():
+    import subprocess
+    return subprocess.Popen(["sleep", "1000"]).pid
+
 async def main():
     async with aiodist.cluster(2) as ranks:
-        print(*ranks.pids, flush=True)
+        print(*ranks.pids, *await ranks.run(start), flush=True)
         await ranks.run(time.sleep, 1000)
 
 asyncio.run(main())
@@ -35,7 +39,9 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_ranks_end_when_their_program_is_killed(scaled: Callable[[float], float]) -> None:
+def test_ranks_and_what_they_have_started_end_when_their_program_is_killed(
+    scaled: Callable[[float], float],
+) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,
@@ -46,7 +52,7 @@ def test_ranks_end_when_their_program_is_killed(scaled: Callable[[float], float]
     pids = [int(word) for word in program.stdout.readline().split()]
     program.send_signal(signal.SIGKILL)
     program.communicate()
-    assert len(pids) == 2
+    assert len(pids) == 4
     limit = time.monotonic() + scaled(10)
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < limit, pids
