@@ -318,8 +318,9 @@ def _has_failed(task: Answer) -> bool:
 
 
 def _print(rank: int, text: str, stream: TextIO) -> None:
-    for line in text.splitlines():
-        stream.write(f"[{rank}] {line}\n")
+    for line in text.removesuffix("\n").split("\n"):
+        state = line.rstrip("\r").rpartition("\r")[2]  # the last one of a progress bar
+        stream.write(f"[{rank}] {state}\n")
     stream.flush()
 
 

@@ -24,7 +24,7 @@ import aiodist
 from aiodist.errors import InvalidUsageError, PeerLostError
 from aiodist.launch.ports import reserve_port
 from aiodist.rank_processes import Cluster, RanksError
-from aiodist.rank_processes.cluster import InterruptedCallError
+from aiodist.rank_processes.cluster import InterruptedCallError, _print
 from aiodist.rank_processes.control import pickler
 from aiodist.rank_processes.rank_process import RankProcess
 from tests.limits import until
@@ -108,6 +108,12 @@ async def test_output_comes_by_rank_and_stream_before_the_result(ranks: Ranks) -
         out = [text for who, name, text in ranks.shown if (who, name) == (rank, "stdout")]
         err = [text for who, name, text in ranks.shown if (who, name) == (rank, "stderr")]
         assert (out, err) == ([f"out of {rank}", "and more"], [f"err of {rank}"])
+
+
+async def test_a_progress_bar_is_one_line_as_on_a_terminal() -> None:
+    shown = io.StringIO()
+    _print(1, "\r 10% \r100% \nnext \fline\r\n", shown)
+    assert shown.getvalue() == "[1] 100% \n[1] next \fline\n"
 
 
 async def test_an_error_names_its_rank_and_the_next_call_works(ranks: Ranks) -> None:
