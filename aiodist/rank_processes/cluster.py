@@ -67,12 +67,16 @@ class Cluster:
 
         Raises:
             InvalidUsageError: ``n`` or ``threads`` is below 1.
+            TypeError: A value of ``env`` is no str.
             ImportError: The package cloudpickle is missing.
         """
         for name, number in (("n", n), ("threads", threads)):
             check_int(number, name)
             if number < 1:
                 raise InvalidUsageError(f"{name} must be at least 1, not {number}")
+        for name, value in (env or {}).items():
+            if not isinstance(value, str):
+                raise TypeError(f"env must have values of str, and {name!r} has {value!r}")
         self._size = n
         self._first_call: tuple[Callable[..., None], tuple[Any, ...], dict[str, Any]] = (
             worker.open_group,

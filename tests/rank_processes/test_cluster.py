@@ -262,6 +262,8 @@ async def test_wrong_arguments_are_refused_at_once(ranks: Ranks) -> None:
         Cluster("4")  # type: ignore[arg-type]
     with pytest.raises(InvalidUsageError, match="threads must be at least 1, not 0"):
         Cluster(1, threads=0)
+    with pytest.raises(TypeError, match="'LEVEL' has 1"):
+        Cluster(1, env={"LEVEL": 1})  # type: ignore[dict-item]
     with pytest.raises(InvalidUsageError, match="async with"):
         await Cluster(2).run(time.sleep, 0)
     with pytest.raises(InvalidUsageError, match="async with"):
