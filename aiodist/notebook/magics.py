@@ -15,6 +15,9 @@ from aiodist.sync.portal import portal
 
 DEFAULT_RANKS = 2
 
+PYPLOT_BACKEND = "aiodist.notebook.pyplot_backend"
+"""A module, which the ranks import where they have matplotlib."""
+
 
 @magics_class
 class RanksMagics(Magics):
@@ -91,7 +94,7 @@ class RanksMagics(Magics):
                 )
             return self._cluster
         size = DEFAULT_RANKS if size is None else size
-        cluster = Cluster(size, env={"MPLBACKEND": "agg"})
+        cluster = Cluster(size, env={"MPLBACKEND": f"module://{PYPLOT_BACKEND}"})
         portal().settle(self._resident)  # first: the loop that starts the processes must go on
         try:
             portal().run(cluster.start)

@@ -53,7 +53,8 @@ WRONG_SYNTAX = (
     CLOSE,
 )
 PLOTS = (
-    "%%ranks -r 1\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
+    "%%ranks -r 1\nimport os, matplotlib.pyplot as plt\nos.environ['DISPLAY'] = ':9'\n"
+    "plt.plot([1]); plt.show()\nplt.plot([1, 2]);",
     "%%ranks -r one\n1",
     "%%ranks -r 1\nimport numpy as np\nnp.eye(2)",
     CLOSE,
@@ -154,6 +155,7 @@ def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(
 def test_plots_come_back_as_pictures(outputs_of: OutputsOf) -> None:
     outputs = outputs_of(PLOTS)
     assert [output for output in outputs[0] if "image/png" in output.get("data", {})]
+    assert not [output for output in outputs[0] if output.get("name") == "stderr"], outputs[0]
     assert text_of(outputs[0]) == [
         "[1]"
     ]  # for the picture: a semicolon hides the value, as in IPython
