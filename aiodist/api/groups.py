@@ -20,6 +20,7 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine
 from aiodist.groups.group_lifecycle import Settings
 from aiodist.groups.handle import Group as AnyGroup
+from aiodist.groups.naming import group_id
 from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world
 
@@ -447,9 +448,10 @@ def _agree(
     ``made``: the groups that are made by then.
     """
 
+    plans = plans_of(parent.n_started)  # the number of this call
+    mine = msgpack.packb(plans)
+
     async def body(line: CollectiveContext) -> Any:
-        plans = plans_of(line.sequence)
-        mine = msgpack.packb(plans)
         everybody = await all_gather_new(line, memoryview(mine))
         for number, theirs in enumerate(everybody):
             if theirs != mine:
@@ -467,12 +469,14 @@ def _agree(
         return made_here
 
     work = parent.collective(Fingerprint("new_group"), body)
-    work._when_done(partial(_hand_over, world, work, made))
+    work._when_done(partial(_hand_over, world, work, plans, made))
     return work
 
 
-def _hand_over(world: World, work: Work[Any], made: Sequence[GroupEngine]) -> None:
-    """Close the groups that ``work`` has made if it has failed: the program gets no handle of them.
+def _hand_over(
+    world: World, work: Work[Any], plans: Sequence[Plan], made: Sequence[GroupEngine]
+) -> None:
+    """Close the groups of ``plans`` if ``work`` has failed: the program gets no handle of them.
 
     If the caller is cancelled before it has them, they are aborted: the other members have theirs.
     """
@@ -487,6 +491,9 @@ def _hand_over(world: World, work: Work[Any], made: Sequence[GroupEngine]) -> No
         return
     for engine in made:
         world.remove(engine)
+    for name, ranks in plans:
+        if world.rank in ranks:
+            world.never_make(group_id(name, ranks))
 
 
 def _words(plans: bytes | memoryview) -> str:

@@ -259,6 +259,16 @@ class World:
         if self._endpoint is not None:
             self._endpoint.inbox.forget_group(group.id)
 
+    def never_make(self, group: int) -> None:
+        """Take no part in ``group``, which this rank failed to make, and others may have made."""
+        self._early.pop(group, None)
+        self._early_fingerprints.pop(group, None)
+        self._closed.add(group)
+        if self._endpoint is not None:
+            self._endpoint.inbox.forget_group(group)
+            for src, number, message in self._early_agreements.pop(group, ()):
+                refuse(self._endpoint, src, group, number, message)
+
     @property
     def groups(self) -> Sequence[GroupEngine]:
         return list(self._groups.values())

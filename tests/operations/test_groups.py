@@ -416,6 +416,9 @@ async def test_a_group_that_one_rank_has_made_and_another_has_cancelled_is_over(
             with pytest.raises(dist.GroupRevokedError, match="rank 1 cancelled new_group"):
                 await dist.barrier(await work)
         assert await total(1) == 2
+        world = current_world()  # what came for that group is dropped
+        assert not world._early
+        assert not world.endpoint.inbox.matcher.arrived
 
     await run_ranks(2, on_rank, timeout=LIMIT)
 
