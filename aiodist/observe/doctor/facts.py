@@ -15,12 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
+from aiodist.credentials import CERT_VARIABLE, SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from aiodist.errors import DistError, ProtocolError
 from aiodist.links.host import own_cores
 from aiodist.links.interfaces import (
     choose_hosts,
     default_address,
     family_of,
+    is_loopback,
     list_interfaces,
 )
 from aiodist.rendezvous.meeting import host_identity
@@ -28,6 +30,7 @@ from aiodist.rendezvous.meeting import host_identity
 PACKAGES = ("aiodist", "torch", "numpy", "msgpack", "uvloop")
 _SHM = "/dev/shm"  # looked at; nothing is put there
 _NET = Path("/sys/class/net")
+_CREDENTIALS = (SECRET_VARIABLE, SECRET_FILE_VARIABLE, CERT_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Facts:
     reach it. ``chosen``: the addresses ranks would use; ``chosen_error``: why ranks would have no
     address. ``shm_bytes``: size of /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared
     memory works. ``open_files``: soft and hard limit, -1 for unlimited. ``versions``: "" for what
-    is absent.
+    is absent. ``is_closed``: whether ranks have a secret or certificates, which strangers lack.
     """
 
     host: str
@@ -68,7 +71,7 @@ class Facts:
     open_files: tuple[int, int]
     python: str
     versions: Mapping[str, str]
-    has_secret: bool
+    is_closed: bool
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -98,7 +101,7 @@ def look(environ: Mapping[str, str], met: Sequence[str] = ()) -> Facts:
         resolved=resolved,
         resolve_seconds=seconds,
         links=_links(),
-        address=chosen[0] if chosen else default_address(),
+        address=next((a for a in chosen if not is_loopback(a)), None) or default_address(),
         chosen=chosen,
         chosen_error=chosen_error,
         listen_error=_listening(chosen),
@@ -107,7 +110,7 @@ def look(environ: Mapping[str, str], met: Sequence[str] = ()) -> Facts:
         open_files=_open_files(),
         python=platform.python_version(),
         versions={name: _version(name) for name in PACKAGES},
-        has_secret=bool(environ.get("AIODIST_SECRET") or environ.get("AIODIST_SECRET_FILE")),
+        is_closed=any(map(environ.get, _CREDENTIALS)),
     )
 
 

@@ -163,7 +163,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
 
 
 def _secret(facts: Facts, *, several: bool) -> Iterator[Finding]:
-    if several and not facts.has_secret:
+    if several and not facts.is_closed:
         yield Finding(
             WARNING,
             "secret",

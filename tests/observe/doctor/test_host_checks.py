@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import ProtocolError
+from aiodist.links.interfaces import default_address
 from aiodist.observe.doctor.facts import Facts, Link, decode_facts, look
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding, worst
 from aiodist.observe.doctor.host_checks import examine
@@ -35,7 +36,7 @@ HEALTHY = Facts(
     open_files=(65536, 65536),
     python="3.12.1",
     versions={"aiodist": "1", "torch": "2", "numpy": "2", "msgpack": "1", "uvloop": "0.2"},
-    has_secret=True,
+    is_closed=True,
 )
 
 
@@ -71,7 +72,7 @@ ILLS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"shm_bytes": 64 << 20}, WARNING, "64 MiB", "--shm-size"),
     ({"open_files": (1024, 4096)}, WARNING, "1024 files", "ulimit -n 4096"),
     ({"open_files": (1024, -1)}, WARNING, "1024 files", "ulimit -n 65536"),
-    ({"has_secret": False}, WARNING, "AIODIST_SECRET is not set", "openssl rand"),
+    ({"is_closed": False}, WARNING, "AIODIST_SECRET is not set", "openssl rand"),
 ]
 
 
@@ -86,7 +87,7 @@ def test_an_ill_is_found_and_something_can_be_done(
 
 
 def test_findings_between_hosts_are_not_reported_for_one_host() -> None:
-    alone = replace(HEALTHY, resolved=("127.0.0.1",), chosen=("127.0.0.1",), has_secret=False)
+    alone = replace(HEALTHY, resolved=("127.0.0.1",), chosen=("127.0.0.1",), is_closed=False)
     assert worst(examine(alone, several=False)) == OK
 
 
@@ -109,12 +110,19 @@ def test_unlimited_files_are_enough() -> None:
 
 def test_a_real_look() -> None:
     facts = look(os.environ, ("127.0.0.1",))
-    assert facts.chosen == (facts.address,) == ("127.0.0.1",)
+    assert facts.chosen == ("127.0.0.1",)
+    assert facts.address == default_address()  # by which other hosts may reach this one
     assert facts.chosen_error == facts.listen_error == facts.memfd_error == ""
     assert look(os.environ).chosen
     assert facts.versions["torch"]
     assert any(link.address == "127.0.0.1" for link in facts.links)
     assert decode_facts(facts.encode()) == facts
+
+
+def test_a_job_with_certificates_is_closed_without_a_secret() -> None:
+    names = ("AIODIST_TLS_CERT", "AIODIST_TLS_KEY", "AIODIST_TLS_CA")
+    assert look(dict.fromkeys(names, "file.pem")).is_closed
+    assert not look({}).is_closed
 
 
 def test_an_interface_that_is_not_there_is_told() -> None:
