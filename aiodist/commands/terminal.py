@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import sys
 import termios
 import time
 import tty
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, TextIO
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -32,24 +34,29 @@ class Frames:
     """Show one text after the other: in place on a terminal, below each other elsewhere.
 
     On a terminal that is typed into, ``wait`` takes single keys. A context manager, which gives the
-    terminal back as it was.
+    terminal back as it was, also where a signal ends the process.
     """
 
     def __init__(self, output: TextIO) -> None:
         self.in_place = output.isatty() and os.environ.get("TERM") != "dumb"
         self._output = output
         self._before: list[Any] | None = None
+        self._handlers: dict[int, Any] = {}
         self._drawn = False
 
     def __enter__(self) -> Frames:
         if self.in_place and sys.stdin.isatty():
             self._before = termios.tcgetattr(sys.stdin)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                self._handlers[number] = signal.signal(number, _end)
             tty.setcbreak(sys.stdin)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     @property
     def width(self) -> int | None:
@@ -84,3 +91,7 @@ class Frames:
             if ready and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b""):
                 return True
         return False
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import sys
+import termios
 from collections.abc import Callable
 
 import pytest
@@ -72,6 +73,28 @@ def test_a_terminal_is_drawn_in_place_until_q(monkeypatch: pytest.MonkeyPatch) -
             assert frames.wait(60)
         monkeypatch.setenv("NO_COLOR", "1")
         assert not has_colours(file)
+
+
+def test_a_signal_that_ends_the_command_gives_the_terminal_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keyboard, terminal = pty.openpty()
+    with (
+        os.fdopen(keyboard),
+        os.fdopen(terminal, "w") as file,
+        os.fdopen(os.dup(terminal)) as typed,
+    ):
+        monkeypatch.setattr(sys, "stdin", typed)
+        monkeypatch.setenv("TERM", "xterm")
+        mode = termios.tcgetattr(typed)
+        outer = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            with pytest.raises(SystemExit, match="143"), Frames(file):
+                signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGTERM, outer)
+        assert termios.tcgetattr(typed) == mode
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
