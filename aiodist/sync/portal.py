@@ -129,8 +129,8 @@ class Portal:
         except BaseException:
             if held:
                 handoff.interrupts.release()
-            if blocks and work is not None and not work.is_completed():
-                _cancel_in(loop, work)
+            if blocks and isinstance(work, Work):
+                work.cancel()
             raise
         finally:
             if work is not None and handoff.sleeper is work:
@@ -191,8 +191,8 @@ class Portal:
         except BaseException:
             if held:
                 handoff.interrupts.release()
-            if isinstance(work, Work) and not work.is_completed():
-                _cancel_in(loop, work)
+            if isinstance(work, Work):
+                work.cancel()
             raise
         finally:
             if waits and handoff.sleeper is work:
@@ -532,7 +532,7 @@ def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> No
         raise NotInitializedError(_CLOSED) from None
 
 
-def _cancel_in(loop: asyncio.AbstractEventLoop, call: Work[Any] | CrossThreadCall) -> None:
+def _cancel_in(loop: asyncio.AbstractEventLoop, call: CrossThreadCall) -> None:
     """Have ``loop`` cancel ``call``, because the thread that waits for it is interrupted."""
     with suppress(RuntimeError):  # the loop is closed: all operations have ended
         loop.call_soon_threadsafe(call.cancel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
@@ -14,7 +15,9 @@ import pytest
 
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.operation import Barrier
+from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world, use_world
+from aiodist.observe.recorder import Record
 from aiodist.sync.portal import Portal
 
 RECORD = (1,)
@@ -119,3 +122,23 @@ def test_ctrl_c_waits_until_the_operation_has_started(api: Api) -> None:
     with pytest.raises(KeyboardInterrupt):
         api.call(start)
     assert steps == ["to the end"]
+
+
+def test_an_operation_that_fails_as_its_call_is_interrupted_is_not_logged(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(*_: object) -> Work[None]:
+        label: Any = None
+        context: Any = SimpleNamespace(waiting_for=tuple, close=lambda error: error)
+        return Work(api.loop, context, Record(-1, label, -1, ("barrier", -1, -1, b"", -1), 0))
+
+    def drive(loop: object, work: Work[None], held: bool) -> None:
+        work._fail(RuntimeError("another rank has cancelled it"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api.portal, "_drive", drive)
+    with pytest.raises(KeyboardInterrupt):
+        api.call(start)
+    gc.collect()
+    assert api.portal.call(lambda: ENDED, False) is ENDED  # behind what was posted
+    assert not caplog.records
