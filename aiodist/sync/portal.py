@@ -151,7 +151,8 @@ class Portal:
         """
         seconds = None if timeout is None else to_seconds(timeout)
         if _running_loop() is not None:
-            with blocking_in_cell(operation.kind, None if async_op else group.world.its_loop):
+            name = getattr(operation, "name", operation.kind)  # of `Agree`: its function's
+            with blocking_in_cell(name, None if async_op else group.world.its_loop):
                 return self.start(async_op, group, operation, seconds, begin)
         loop, handoff, waits = self._loop, self.handoff, False
         work: Any = None

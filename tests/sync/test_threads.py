@@ -170,6 +170,8 @@ async def test_a_cell_does_not_wait_for_a_group_that_lives_on_its_kernels_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def on_rank(rank: int) -> None:
+        with pytest.raises(dist.InvalidUsageError, match=r"await dist\.monitored_barrier"):
+            dist.monitored_barrier()
         for call in (dist.barrier, partial(dist.recv, src=1 - rank), dist.new_group):
             with pytest.raises(dist.InvalidUsageError, match="use the async API here"):
                 call()
