@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.groups.switches import switch_from
 from aiodist.groups.world import current_world
 from aiodist.rendezvous.environments import look_around
+from aiodist.sync.torch_group import VARIABLE
 
 if TYPE_CHECKING:
     from aiodist.training.sync import GradientReducer
@@ -47,11 +49,16 @@ def start(comm: Any = None) -> None:
     if current_world().extras.get(Session) is not None:
         return
     if not dist.is_initialized():
+        # Horovod makes no group of torch's. By one, a library such as torchmetrics would reduce by itself
+        # what the script reduces, or what it computes on one rank alone.
+        torch_group = switch_from(VARIABLE, os.environ) is True
         here = look_around(os.environ)
         if here.rank() is None and here.size() is None:  # started by hand: a job of one rank
-            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(
+                store=dist.HashStore(), rank=0, world_size=1, torch_group=torch_group
+            )
         else:
-            dist.init_process_group()
+            dist.init_process_group(torch_group=torch_group)
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, _place())
     current_world().extras[Session] = Session([(number, count) for number, count in places])

@@ -277,6 +277,21 @@ def test_a_process_that_no_launcher_started_is_a_job_of_one_rank(monkeypatch: An
     hvd.shutdown()
 
 
+@pytest.mark.parametrize("value", ["", "0", "1"])
+def test_init_makes_torchs_default_group_only_where_it_is_asked_to(
+    value: str, monkeypatch: Any
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AIODIST_TORCH_GROUP", value)
+    hvd.init()
+    try:
+        assert torch.distributed.is_initialized() == (value == "1")
+    finally:
+        hvd.shutdown()
+    assert not torch.distributed.is_initialized()
+
+
 def test_missing_names_raise_with_the_replacement_to_use(run_hvd: RunHvd) -> None:
     with pytest.raises(InvalidUsageError, match=r"has no elastic: .*max-restarts"):
         from aiodist.horovod import elastic  # noqa: F401
