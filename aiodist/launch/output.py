@@ -63,9 +63,11 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> list[Piece]:
         """Return the pieces that are complete now."""
+        # Invariant: the rest has no end in it, but for a carriage return that may be its last byte.
+        looked_at = max(0, len(self._rest) - 1)
         data = self._rest + data
         pieces, start = [], 0
-        for match in _END.finditer(data):
+        for match in _END.finditer(data, looked_at):
             end = b"\r" if match.group() == b"\r" else b"\n"
             pieces.append(Piece(data[start : match.start()], end))
             start = match.end()

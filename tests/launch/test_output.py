@@ -88,6 +88,23 @@ def test_any_bytes_in_any_chunks_come_out_again():
     assert b"".join(text + end for text, end in pieces) == data
 
 
+def test_each_byte_of_a_long_line_is_looked_at_once(monkeypatch):
+    end, looked_at = output._END, []
+
+    class Counting:
+        def finditer(self, data, start=0):
+            looked_at.append(len(data) - start)
+            return end.finditer(data, start)
+
+    monkeypatch.setattr(output, "_END", Counting())
+    splitter = LineSplitter()
+    for _ in range(100):
+        assert splitter.feed(b"x" * 1000) == []
+    assert splitter.feed(b"\r") == []
+    assert splitter.feed(b"\n") == [Piece(b"x" * 100_000, b"\n")]
+    assert sum(looked_at) < 101_000
+
+
 def test_a_line_beyond_the_limit_comes_in_parts():
     splitter = LineSplitter(limit=10)
     assert splitter.feed(b"123456789") == []
