@@ -66,10 +66,17 @@ class Agents:
         """Start towards all hosts at once; `are_ready` says when all have answered.
 
         ``port``: for rank 0 to listen on; None for a free one. ``given``: as of `portable`. Raises
-        InvalidUsageError without the program that leads to a host, and OSError if the system
-        refuses a process.
+        InvalidUsageError without the program that leads to a host, or without a working directory,
+        and OSError if the system refuses a process.
         """
         forwarded = portable(environment, given)
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:
+            raise InvalidUsageError(
+                "the working directory is gone, and ranks on all hosts are to work there: start the "
+                "job in a folder that exists"
+            ) from None
         for number, host in enumerate(self._hosts):
             try:
                 connection = AgentConnection(host, self._ssh, selector)
@@ -80,7 +87,7 @@ class Agents:
                 ) from None
             self.connections.append(connection)
             self._watchdog.announce(connection.pid)
-            connection.prepare(os.getcwd(), forwarded, (port or 0) if number == 0 else None)
+            connection.prepare(folder, forwarded, (port or 0) if number == 0 else None)
 
     @property
     def are_ready(self) -> bool:

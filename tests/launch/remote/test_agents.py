@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import DistNetworkError
+from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch import JobSpec, output, run_job
 from aiodist.launch.args import job_spec, run_parser
 from aiodist.launch.outlets import OutputOptions
@@ -348,3 +348,17 @@ def test_a_folder_that_the_host_lacks_is_refused() -> None:
     assert frame.kind is FrameKind.REFUSED
     assert "No such file or directory: '/no/such/folder'" in frame.facts["why"]
     assert agent.returncode == 0
+
+
+def test_a_working_directory_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    with (
+        selectors.DefaultSelector() as selector,
+        Watchdog() as watchdog,
+        Agents([HostSlots("elsewhere", 1)], ["false"], Console(1, 2), watchdog) as agents,
+        pytest.raises(InvalidUsageError, match="the working directory is gone"),
+    ):
+        agents.connect(selector, {}, None)
