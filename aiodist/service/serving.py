@@ -141,6 +141,7 @@ class Service:
         """
         self._check_loop()
         check_outside(self)
+        self._check_open()  # first: without a world there are no places that ranks could name
         group = self._group
         deadline = Deadline(group.timeout if timeout is None else timeout)
         wanted = check_ranks(ranks, self._world.size, may_be_empty=True)

@@ -1007,6 +1007,15 @@ async def test_grow_ends_with_the_service():
             await growing
 
 
+async def test_grow_for_a_rank_says_that_the_service_has_ended_once_its_ranks_have_left():
+    async def lead(service):
+        return service
+
+    service = await serve(2, lead, store=dist.MemoryStore())
+    with pytest.raises(dist.ServiceClosedError):
+        await service.grow([1])
+
+
 @pytest.mark.parametrize("waits_for", ["the other rank", "its own store"])
 async def test_a_busy_member_is_waited_for_when_a_newcomer_is_taken_in(monkeypatch, waits_for):
     """It has not come within the time that a process at the store is waited for."""
