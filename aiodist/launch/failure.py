@@ -39,6 +39,8 @@ _CONSEQUENCES = re.compile(
 _PART = re.compile(r"^ *\+(?P<opens>-\+)?-+ (?:\d+|\.\.\.) -+$", re.M)
 """The line above each exception of an exception group."""
 _MARGIN = re.compile(r"^ *\| ?", re.M)
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+"""Python 3.13 and newer write colours into a pipe, too, where FORCE_COLOR is set."""
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ", re.M)
 """The prefix that torch.distributed puts before each line of an uncaught exception's traceback."""
 
@@ -58,13 +60,14 @@ class Tail:
     def text(self) -> str:
         """Return what is kept, from the first whole line on.
 
-        Carriage returns end lines. torch's "[rank0]: " before the lines of a traceback is left out.
+        Carriage returns end lines. Colours are left out, and so is torch's "[rank0]: " before the
+        lines of a traceback.
         """
         data = bytes(self._data[-self._limit :])
         if len(self._data) > self._limit:
             data = data[data.find(b"\n") + 1 :]
         text = data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-        return _TORCH_PREFIX.sub("", text)
+        return _TORCH_PREFIX.sub("", _COLOUR.sub("", text))
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,19 @@ def test_the_rank_that_torch_puts_before_each_line_is_left_out():
     assert tail.text() == "[rank0]:[W1123 a.cpp:12] a warning of torch's\nsaid [rank0]: x\n"
 
 
+def test_colours_do_not_hide_that_another_rank_is_the_cause():
+    """Python 3.13 and newer write them into a pipe, too, where FORCE_COLOR or PYTHON_COLORS is set."""
+    tail = Tail()
+    tail.feed(
+        b'Traceback (most recent call last):\n  File \x1b[35m"a.py"\x1b[0m, line \x1b[35m3\x1b[0m\n'
+    )
+    tail.feed(b"\x1b[1;35maiodist.errors.PeerLostError\x1b[0m: \x1b[35mrank 1 has left\x1b[0m\n")
+    text = tail.text()
+    assert "\x1b" not in text
+    assert failure(text).is_consequence()
+    assert failure(text).accused() == 1
+
+
 def test_a_tail_keeps_whole_lines_of_the_end():
     tail = Tail(limit=20)
     for number in range(100):
