@@ -219,9 +219,9 @@ class LoopHandoff:
     def run_until(self, loop: HandoffLoop, ended: threading.Lock, held: bool) -> bool:
         """Run ``loop`` in the calling thread, which drives, until ``ended`` is released; whether it was.
 
-        False at once where another thread sleeps by itself, a task runs in this one (a notebook's cell), or
-        there is no descriptor left to sleep over, and false once the loop ends. The thread drives before
-        and after, but not while it sleeps in the selector; ``held``: it then lets Ctrl-C through, which it
+        False at once where another thread sleeps by itself, or a task runs in this one (a notebook's cell).
+        Also without a descriptor left to sleep over, and once the loop ends. The thread drives before and
+        after, but not while it sleeps in the selector; ``held``: it then lets Ctrl-C through, which it
         has held back. Raises what a signal's handler raises there; then it may drive no more, so call
         `abandon`. `end` releases ``ended``.
         """
