@@ -7,7 +7,6 @@ import inspect
 import io
 import linecache
 import sys
-from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -27,19 +26,20 @@ class CellResult(NamedTuple):
 def run_cell(source: str, number: int) -> CellResult:
     """Execute ``source`` in the rank's ``__main__``. ``number``: of the cell, for tracebacks.
 
-    A cell with a top-level ``await`` runs on the loop on which the rank's world lives, so that it uses
-    the async API. Any other cell runs in the main thread, where the blocking API works.
+    The last expression and the lines above it are two parts. A part with a top-level ``await`` runs on
+    the loop on which the rank's world lives, so that it uses the async API. Any other part runs in the
+    main thread, where the blocking API works and an interrupt ends it at once.
     """
     name = _name(number)
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    codes = [_compiled(tree, name, "exec")]
+    _execute(_compiled(tree, name, "exec"))
+    value = None
     if isinstance(last, ast.Expr):
-        codes.append(_compiled(ast.Expression(last.value), name, "eval"))
-    value = _execute(codes)
-    if isinstance(last, ast.Expr) and _has_semicolon(source, last):
-        value = None
+        value = _execute(_compiled(ast.Expression(last.value), name, "eval"))
+        if _has_semicolon(source, last):
+            value = None
     return CellResult("" if value is None else repr(value), _pictures())
 
 
@@ -71,19 +71,13 @@ def _has_semicolon(source: str, last: ast.Expr) -> bool:
     return line[last.end_col_offset :].lstrip().startswith(b";")
 
 
-def _execute(codes: Sequence[CodeType]) -> Any:
-    """Execute the parts of a cell where `run_cell` says; return the value of the last one."""
+def _execute(code: CodeType) -> Any:
     names = sys.modules["__main__"].__dict__
-    if not any(code.co_flags & inspect.CO_COROUTINE for code in codes):
-        return [eval(code, names) for code in codes][-1]
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return eval(code, names)
 
     async def awaited() -> Any:
-        value = None
-        for code in codes:
-            value = eval(code, names)
-            if code.co_flags & inspect.CO_COROUTINE:
-                value = await value
-        return value
+        return await eval(code, names)
 
     return portal().run(awaited)
 
