@@ -223,7 +223,7 @@ class Cluster:
             if rank.is_busy:
                 raise InvalidUsageError(
                     f"rank {rank.number} (pid {rank.pid}) has not ended the call before; wait for it, or "
-                    f"end it by kill({rank.number})"
+                    f"end the rank by kill({rank.number}), or all ranks by close() or %ranks --close"
                 )
         if self._stale and all(rank.is_alive for rank in self._ranks):
             await self._everywhere(worker.renew_group, (), {})
