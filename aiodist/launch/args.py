@@ -61,33 +61,46 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
         )
+        self._argv: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         if found := _CHOICE.fullmatch(message):
             argument, name, choices = found.groups()
             known = re.findall(r"[^', ]+", choices)
             message = unknown(f"value for {argument}", name, known)
+        if "are required: " in message:  # perhaps since it was a misspelt --help
+            for name in (word.partition("=")[0] for word in self._argv):
+                if name.startswith("--") and name not in {"--", *self._option_string_actions}:
+                    self._refuse(name)
         message = message.removesuffix(", ...")  # of a script, which Python 3.13 leaves out
         if message.endswith("required: script"):
             message = f"no script is named; it goes after the options: {self.prog} ... train.py"
         raise InvalidUsageError(message)
 
+    def _known(self) -> list[str]:
+        """The options; of two spellings of one, that with dashes."""
+        known = self._option_string_actions
+        return [each for each in known if each.replace("_", "-") not in known or "_" not in each]
+
+    def _refuse(self, word: str) -> NoReturn:
+        """Raise InvalidUsageError for an option or argument that there is not."""
+        if not word.startswith("-"):
+            raise InvalidUsageError(f"unexpected argument {word!r}")
+        name, known = word.split("=", 1)[0], self._known()
+        close = difflib.get_close_matches(name, known, 1, _NEAR)
+        if "--nproc-per-node" in known and _COUNT_ELSEWHERE.match(name):
+            close = ["-n" if "-n" in known else "--nproc-per-node"]
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        takes_script = any(action.dest == "script" for action in self._actions)
+        own = "; options of the script itself go after its name" if takes_script else ""
+        raise InvalidUsageError(f"unknown option {name}{hint}{own}")
+
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """The parsed options; unknown ones raise InvalidUsageError with the nearest known one."""
+        self._argv = argv
         args, left = self.parse_known_args(argv)
         if left:
-            if not left[0].startswith("-"):
-                raise InvalidUsageError(f"unexpected argument {left[0]!r}")
-            name, known = left[0].split("=", 1)[0], list(self._option_string_actions)
-            known = [
-                each for each in known if each.replace("_", "-") not in known or "_" not in each
-            ]
-            close = difflib.get_close_matches(name, known, 1, _NEAR)
-            if "--nproc-per-node" in known and _COUNT_ELSEWHERE.match(name):
-                close = ["-n" if "-n" in known else "--nproc-per-node"]
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            own = "; options of the script itself go after its name" if "script" in args else ""
-            raise InvalidUsageError(f"unknown option {name}{hint}{own}")
+            self._refuse(left[0])
         for action in self._actions:
             is_path = action.metavar in ("DIR", "FILE") and action.option_strings
             if is_path and getattr(args, action.dest) == "":

@@ -73,6 +73,8 @@ MISTAKES = [
     (["run", "--world-size=2", "train.py"], "unknown option --world-size (did you mean -n?)"),
     (["run", "--nproc-per-nod", "2", "train.py"], "did you mean --nproc-per-node?"),
     (["run", "--frobnicate", "train.py"], "unknown option --frobnicate; options of the script"),
+    (["run", "-n", "-1", "--fodl"], "unknown option --fodl (did you mean --fold?)"),
+    (["dump", "--hlep"], "unknown option --hlep (did you mean --help?)\n"),
     (["run", "-m", "no_such_module"], "no module named 'no_such_module'"),
     (["run", "-m", "package.nothing"], "no module named 'package.nothing'"),
     (["run", "-m", "package.mod.deeper"], "'package.mod' is a module, not a package"),
