@@ -120,7 +120,7 @@ def last_activity(frame: Frame, groups: Mapping[int, KnownGroup]) -> str:
                 return (
                     f"word about a message that {each.backend.name} carries in {each.group_name!r}"
                 )
-    where = "a group not made here" if group is None else f"{group.group_name!r}"
+    where = "a group that is not open here" if group is None else f"{group.group_name!r}"
     if frame.kind == COLLECTIVE:
         return f"{describe(frame.meta)}, operation {frame.channel} of {where}"
     return f"{plural_of(frame.kind)} with tag {frame.channel} in {where}"

@@ -92,3 +92,19 @@ async def test_a_cancelled_operation_receives_no_status(
     await run_ranks(2, leave)
     complaints = [r for r in caplog.records if "was not awaited" in r.getMessage()]
     assert len(complaints) == 1  # of the second, which was not given up
+
+
+async def test_the_last_message_of_a_lost_rank_may_be_of_a_group_that_is_closed_here() -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == 1:
+            await group.send(np.ones(1), 0, tag=3)
+            return
+        await group.recv(np.zeros(1), 1, tag=3)
+        await dist.destroy_process_group(group)
+        with pytest.raises(dist.PeerLostError) as caught:
+            await dist.recv(np.zeros(1), 1)
+        assert "tensors with tag 3 in a group that is not open here" in str(caught.value)
+
+    await run_ranks(2, main)
