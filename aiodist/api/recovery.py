@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiodist.api.collectives import Timeout
@@ -17,7 +17,7 @@ from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.rejoining import meeting_place, waiting_at, welcome
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistStoreError, summary_of
-from aiodist.groups.agreement import Decision
+from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
@@ -92,7 +92,8 @@ async def grow(
         store: The store that the newcomers pass to `rejoin`; None is that of ``aiodist run
             --max-restarts``.
         ranks: Global ranks to wait for. A member that has died counts as one to wait for. One that
-            dies while newcomers come in is left out: then all, newcomers too, call it again.
+            dies while newcomers come in is left out: then all, newcomers too, call it again. So do
+            the members if one of them has called `shrink` meanwhile, and ``ranks`` are not there yet.
         timeout: How long to wait for ``ranks``: seconds or a timedelta; None is the group's
             timeout.
 
@@ -101,7 +102,7 @@ async def grow(
 
     Raises:
         CollectiveTimeoutError: None of ``ranks`` came, or the store fails (on all members, which
-            stay a group), or a member that is alive has not called it.
+            stay a group, without those that have died), or a member that is alive has not called it.
         InvalidUsageError: There is no store, a rank is out of range, or the group is over MPI.
         GroupClosedError: The group was destroyed or aborted.
         PeerLostError: The other members counted this rank as dead.
@@ -113,43 +114,44 @@ async def grow(
     expected = check_ranks(ranks, world.size, may_be_empty=True)
     deadline = Deadline(group.timeout if timeout is None else timeout)
     async with meeting_place(world, store, deadline) as place:
-        while True:
-            # A call that was cancelled after the decision has left these. The others have gone on.
-            newcomers = None if group.n_started else group.unwelcomed
-            if newcomers is None:
-                wanted = [rank for rank in expected if rank not in group.ranks]
-                decision = await _agree(group, place, wanted, deadline)
-                if decision.value is not None and not changes(group, decision):
-                    group.agreements.go_on(decision)
-                    _, missing, why = decision.value
-                    if missing:
-                        raise _none_came(group, missing, why, deadline)
-                    return handle_of(group)
-                newcomers = newcomers_of(decision)
+        # A call that was cancelled after the decision has left these. The others have gone on.
+        newcomers = None if group.n_started else group.unwelcomed
+        missing, why = [], ""
+        if newcomers is None:
+            decision = await _agree(group, place, expected, deadline)
+            newcomers = newcomers_of(decision)
+            if decision.value is not None:  # else the coordinator has called `shrink`
+                _, missing, why = decision.value
+            if decision.value is None or changes(group, decision):
                 group = await follow(group, decision, deadline)
                 group.unwelcomed = newcomers
-            for newcomer in newcomers:  # every member, since any of them may die
-                with contextlib.suppress(DistStoreError, TimeoutError):
-                    async with within(Deadline(max(deadline.remaining(), _GRACE_SECONDS))):
-                        await welcome(place, newcomer, group)
-            group.unwelcomed = None
-            # If the decision only left out dead ranks, all members agree again on those to come.
-            # A newcomer would not take part in that, so a group with newcomers is returned.
-            if newcomers or set(expected) <= set(group.ranks):
-                return handle_of(group)
+            else:
+                group.agreements.go_on(decision)
+        for newcomer in newcomers:  # every member, since any of them may die
+            with contextlib.suppress(DistStoreError, TimeoutError):
+                async with within(Deadline(max(deadline.remaining(), _GRACE_SECONDS))):
+                    await welcome(place, newcomer, group)
+        group.unwelcomed = None
+        if missing and not newcomers:
+            raise _none_came(group, missing, why, deadline)
+        return handle_of(group)
 
 
 async def _agree(
-    group: GroupEngine, place: Store, wanted: Sequence[int], deadline: Deadline
+    group: GroupEngine, place: Store, expected: Sequence[int], deadline: Deadline
 ) -> Decision:
     scouts: list[asyncio.Task[None]] = []
+    is_over = False
 
-    def lead(offer: Callable[[Any], None]) -> None:
-        scouts.append(asyncio.ensure_future(_look(group, place, wanted, deadline, offer)))
+    def lead(agreement: Agreement) -> None:
+        if not is_over:  # else the next call offers something
+            looking = _look(group, agreement, place, expected, deadline)
+            scouts.append(asyncio.ensure_future(looking))
 
     try:
         return await group.agreements.agree("grow", lead, deadline.later(_GRACE_SECONDS))
     finally:
+        is_over = True
         for task in scouts:
             task.cancel()
         await asyncio.gather(*scouts, return_exceptions=True)
@@ -157,36 +159,39 @@ async def _agree(
 
 async def _look(
     group: GroupEngine,
+    agreement: Agreement,
     place: Store,
-    wanted: Sequence[int],
+    expected: Sequence[int],
     deadline: Deadline,
-    offer: Callable[[Any], None],
 ) -> None:
-    """Offer the newcomers that wait at the store, the ranks of ``wanted`` that do not, and why.
+    """Offer the newcomers that wait at the store, the ranks of ``expected`` that are not there, and why.
 
     Only the coordinator of the agreement runs it. The other members wait for what it offers, so it
-    offers something whatever happens to it.
+    offers something whatever happens to it. A member that dies meanwhile is one to wait for: members
+    that call `shrink` at that moment go on with the same group, and would not come to a second agreement.
     """
     newcomers: list[Newcomer] = []
-    missing, why = list(wanted), ""
-    free = [rank for rank in group.lineage if rank not in group.ranks]
+    why = ""
+
+    def missing() -> list[int]:
+        there = {*agreement.alive, *(newcomer.rank for newcomer in newcomers)}
+        return [rank for rank in expected if rank not in there]
+
     end = deadline.later(_GRACE_SECONDS / 2)  # before the others wait no more
     try:
         for pause in pauses():
+            free = [rank for rank in group.lineage if rank not in agreement.alive]
             found = await in_time(waiting_at(place, free), end)
             for newcomer in found:
                 RankInfo.decode(newcomer.rank_info)  # else no member could follow the decision
             newcomers = found
-            missing = [
-                rank for rank in wanted if rank not in {newcomer.rank for newcomer in newcomers}
-            ]
-            if not missing or deadline.expired():
+            if not missing() or deadline.expired():
                 break
             await asyncio.sleep(min(pause, deadline.remaining()))
     except Exception as error:  # noqa: BLE001  # of any store, or of what an entry there holds
         why = summary_of(error)
         log.warning("no newcomer can be taken in: %s", why)
-    offer([[list(newcomer) for newcomer in newcomers], missing, why])
+    agreement.offer([[list(newcomer) for newcomer in newcomers], missing(), why])
 
 
 def _none_came(

@@ -41,8 +41,8 @@ class Agreement:
     """One member's part in one agreement. Ranks are any numbers; their order is ``members``'.
 
     ``tell(rank, message)`` sends a message (a list of numbers, text and lists). ``lead()`` is
-    called when this rank becomes the coordinator, which then has to `offer` a value.
-    ``decided()`` is called once, when ``decision`` is set.
+    called on the coordinator when all that are alive have joined. It then has to `offer` a value,
+    which decides. ``decided()`` is called once, when ``decision`` is set.
     """
 
     def __init__(
@@ -66,9 +66,15 @@ class Agreement:
         self._told = -1  # the coordinator that knows that this rank has entered
         self._joined: set[int] = set()
         self._waiting: set[int] = set()  # members that wait for this rank's word
+        self._leads = False  # `lead` was called
         self._value: list[Any] = []  # one value, once it was offered
         self._term = -1  # of the decision
         self.decision: Decision | None = None
+
+    @property
+    def alive(self) -> list[int]:
+        """The members that are not known to be dead."""
+        return [rank for rank in self._members if rank not in self._dead]
 
     @property
     def waiting_for(self) -> list[int]:
@@ -76,14 +82,12 @@ class Agreement:
         coordinator = self._coordinator()
         if coordinator != self._me:
             return [coordinator]
-        return [r for r in self._alive() if r not in self._joined and r != self._me]
+        return [r for r in self.alive if r not in self._joined and r != self._me]
 
     @property
     def wants_value(self) -> bool:
-        """Whether this rank is the coordinator and has no value yet."""
-        me = self._me
-        leads = self._coordinator() == me and self._told == self._place(me)
-        return leads and not self._value and self.decision is None
+        """Whether this rank was asked for a value and has none yet."""
+        return self._leads and not self._value and self.decision is None
 
     # -- what happens on this rank
 
@@ -114,7 +118,7 @@ class Agreement:
             counting.update(self.decision.members)
         elif self._promised >= 0:
             coordinator = self._members[self._promised]
-            counting.update(self._alive() if coordinator == self._me else [coordinator])
+            counting.update(self.alive if coordinator == self._me else [coordinator])
         self._entered = False  # it becomes no coordinator, whichever others die
         for rank in sorted(counting - {self._me}):
             self._tell(rank, [GONE])
@@ -160,11 +164,8 @@ class Agreement:
     def _place(self, rank: int) -> int:
         return self._members.index(rank)
 
-    def _alive(self) -> list[int]:
-        return [rank for rank in self._members if rank not in self._dead]
-
     def _coordinator(self) -> int:
-        alive = self._alive()
+        alive = self.alive
         return alive[0] if alive else self._me
 
     def _bury(self, dead: Iterable[int]) -> None:
@@ -192,13 +193,17 @@ class Agreement:
             return  # a higher one asks, for which this rank is dead: it will hear what comes of it
         if self._told < place:
             self._told = self._promised = place
-            for rank in self._alive():
+            for rank in self.alive:
                 if rank != self._me:
                     self._tell(rank, [ASK, place, sorted(self._dead)])
-            self._lead()
-        alive = self._alive()
-        if self._value and self.decision is None and self._joined.issuperset(alive[1:]):
+        alive = self.alive
+        if not self._joined.issuperset(alive[1:]):
+            return
+        if self._value:
             self._decide(place, Decision(tuple(alive), self._value[0]))
+        elif not self._leads:
+            self._leads = True
+            self._lead()
 
     def _decide(self, term: int, decision: Decision) -> None:
         self._term, self.decision = term, decision

@@ -25,8 +25,8 @@ _KEPT = 16
 agreement before it is decided, so no living member is more than one behind.
 """
 
-Lead = Callable[[Callable[[Any], None]], None]
-"""What the coordinator does: calls what it is given with the value that it proposes."""
+Lead = Callable[[Agreement], None]
+"""What the coordinator does when all have joined: offers a value to the agreement."""
 
 
 def refuse(endpoint: Endpoint, src: int, group: int, number: int, message: bytes) -> None:
@@ -44,6 +44,10 @@ class AgreeingGroup(GroupFacts, Protocol):
     @property
     def successor(self) -> AgreeingGroup | None:
         """The group that follows on this one, once this rank has made it."""
+
+    @property
+    def newcomers(self) -> Sequence[int]:
+        """The members that were not in the group before."""
 
     def check_open(self) -> None:
         """Raise what has ended the group, if it has ended."""
@@ -147,7 +151,7 @@ class GroupAgreements:
         """
         self.without(rank)
         successor = self._group.successor
-        if successor is not None and rank in successor.ranks:
+        if successor is not None and rank in set(successor.ranks).difference(successor.newcomers):
             successor.go_on_without(rank)
 
     def _wake(self) -> None:
@@ -185,7 +189,7 @@ class GroupAgreements:
         self._group.endpoint.agree(rank, self._group.id, number, msgpack.packb(message))
 
     def _lead(self, number: int) -> None:
-        self._leads[number](self._agreements[number].offer)
+        self._leads[number](self._agreements[number])
 
     def _timeout(
         self, operation: str, agreement: Agreement, deadline: Deadline

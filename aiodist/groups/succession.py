@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import PeerLostError
-from aiodist.groups.agreement import Decision
+from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.naming import successor_name
 from aiodist.groups.newcomer import Newcomer
@@ -38,8 +38,8 @@ async def _shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
         group.agreements.go_on(decision)
 
 
-def _no_value(offer: Callable[[Any], None]) -> None:
-    offer(None)
+def _no_value(agreement: Agreement) -> None:
+    agreement.offer(None)
 
 
 def newcomers_of(decision: Decision) -> list[Newcomer]:
@@ -73,6 +73,8 @@ async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> 
         world.endpoint.renew(RankInfo.decode(newcomer.rank_info))
     successor = _successor_of(group, ranks)
     successor.newcomers = tuple(new)
+    for rank in group.agreements.gone.intersection(decision.members):
+        successor.go_on_without(rank)
     await successor.backend.ready(deadline)
     for rank in new:
         # This rank connects: the newcomer cannot know which members have heard of it yet.
@@ -91,6 +93,4 @@ def _successor_of(group: GroupEngine, ranks: Sequence[int]) -> GroupEngine:
     group.bind_successor(successor)
     group.succeeded_by(successor)
     group.register_successor(group, successor)
-    for rank in group.agreements.gone.intersection(ranks):
-        successor.go_on_without(rank)
     return successor

@@ -198,6 +198,50 @@ async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
     await sockets(4, main)
 
 
+@pytest.mark.parametrize("grows", [0, 1])
+async def test_members_of_which_one_grows_and_one_shrinks_go_on_with_the_same_group(
+    sockets: RunRanks, store: dist.Store, grows: int
+) -> None:
+    """A rank dies in a step that one member has made and the other has not."""
+    over = asyncio.Barrier(3)
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 2, timeout=20)
+        await all_work(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 2:
+            await die()
+            await newcomer(replacement)
+        else:
+            group = await (dist.grow(store, [2]) if rank == grows else dist.shrink())
+            if grows == 1:  # the coordinator has called shrink, and waits for nobody
+                assert list(group.ranks) == [0, 1]
+                await dist.barrier()
+                group = await dist.grow(store, [2])
+            assert group.newcomers == (2,)
+            await all_work(3)
+        await over.wait()
+
+    await sockets(3, main)
+
+
+async def test_grow_without_a_newcomer_leaves_out_the_dead_and_names_them(
+    sockets: RunRanks, store: dist.Store
+) -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 2:
+            await die()
+            return
+        with pytest.raises(dist.CollectiveTimeoutError, match="no process came for rank 2"):
+            await dist.grow(store, [2], timeout=scaled(0.3))
+        await all_work(2)
+
+    await sockets(3, main)
+
+
 @pytest.mark.parametrize("transport", ["tcp", "shm,unix"])
 async def test_capacity_lets_more_ranks_come_than_at_the_start(
     store: dist.Store,
