@@ -127,8 +127,11 @@ class Certificates:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal for the password of an encrypted key."""
-    return ""
+    """Raise InvalidUsageError. OpenSSL would ask at the terminal for the password of an encrypted key."""
+    raise InvalidUsageError(
+        f"{KEY_VARIABLE} names a key with a password, which no rank can be asked for; write it without "
+        "one: openssl pkey -in KEY -out NEW"
+    )
 
 
 def tls_refusal(error: ssl.SSLError) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from aiodist.api.settings import schemes_from
 from aiodist.credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Certificates, job_secret
@@ -73,6 +74,17 @@ def test_files_that_do_not_serve_are_named(tmp_path: Path) -> None:
         for make in (broken.server_context, broken.client_context):
             with pytest.raises(InvalidUsageError, match=f"{name}="):
                 make()
+
+
+def test_a_key_with_a_password_is_refused_with_the_way_to_one_without(tmp_path: Path) -> None:
+    files = tls_files()
+    key = serialization.load_pem_private_key(Path(files.key).read_bytes(), password=None)
+    encryption = serialization.BestAvailableEncryption(b"password")
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(key.private_bytes(*form, encryption))
+    with pytest.raises(InvalidUsageError, match="openssl pkey"):
+        Certificates(files.cert, str(locked), files.ca).server_context()
 
 
 def test_with_certificates_tls_takes_the_place_of_tcp() -> None:
