@@ -135,9 +135,7 @@ async def test_a_destroy_closes_a_group_that_is_made_while_it_waits() -> None:
     await run_ranks(2, main)
 
 
-async def test_what_ended_a_group_does_not_end_the_one_that_the_ranks_make_when_they_meet_again() -> (
-    None
-):
+async def test_a_new_default_group_outlives_the_abort_of_the_one_before() -> None:
     hub, store, all_have_left = InprocHub(), dist.MemoryStore(), asyncio.Barrier(3)
 
     async def main(rank: int) -> None:

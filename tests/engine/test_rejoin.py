@@ -216,7 +216,7 @@ async def test_members_of_which_one_grows_and_one_shrinks_go_on_with_the_same_gr
             await newcomer(replacement)
         else:
             group = await (dist.grow(store, [2]) if rank == grows else dist.shrink())
-            if grows == 1:  # the coordinator has called shrink, and waits for nobody
+            if grows == 1:  # the coordinator shrinks, so the agreement waits for no newcomer
                 assert list(group.ranks) == [0, 1]
                 await dist.barrier()
                 group = await dist.grow(store, [2])

@@ -132,7 +132,7 @@ def call_from_rank_0() -> tuple[int, str, float]:
             try:
                 dask.run(client, add, 1)
             except RanksError as caught:
-                error = str(caught.exceptions[0])
+                error = "\n".join(sorted(map(str, caught.exceptions)))
     total = np.ones(1)
     dist.all_reduce(total)
     return dist.get_rank(), error, float(total[0])

@@ -163,7 +163,7 @@ def test_a_worker_of_several_threads_carries_one_rank(engine: Any) -> None:
         distributed.Client(cluster) as client,
     ):
         (_, error, total), other = engine.run(client, ranks.call_from_rank_0)
-    assert re.match("this worker carries rank [01] of job", error)  # whichever refuses first
+    assert re.findall("this worker carries rank (.) of job", error) == ["0", "1"]
     assert total == 2
     assert other == (1, "", 2.0)
 

@@ -491,7 +491,7 @@ async def test_a_peer_that_leaves_fails_the_stream_after_what_it_has_sent() -> N
     await run_ranks(2, on_rank, timeout=60)
 
 
-async def test_what_was_sent_right_before_the_group_is_destroyed_arrives() -> None:
+async def test_objects_that_are_sent_right_before_the_group_is_destroyed_arrive() -> None:
     async def on_rank(rank: int) -> list[Any]:
         stream = dist.open_stream(1 - rank)
         await stream.send("open")

@@ -643,7 +643,7 @@ class Limit:
     [Limit().strike, Limit(), partial(Limit().strike)],
     ids=["method", "object", "partial"],
 )
-def test_what_a_signals_handler_raises_in_a_callback_is_raised_by_the_call(
+def test_an_error_of_a_signals_handler_in_a_callback_reaches_the_call(
     handler: Any, handoff: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.signal(signal.SIGUSR2, handler)
@@ -657,7 +657,7 @@ def test_what_a_signals_handler_raises_in_a_callback_is_raised_by_the_call(
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_what_a_callback_itself_raises_is_told_by_the_loop(handoff: Any) -> None:
+def test_an_error_of_a_callback_is_told_by_the_loop(handoff: Any) -> None:
     ended, told = locked(), []
     handoff.loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
     until(handoff.acquire)
