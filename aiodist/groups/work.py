@@ -209,7 +209,7 @@ class Work(Coroutine[Any, Any, T]):
         if (
             context is None
             or (spin_policy := context.spin_policy) is None
-            or not spin_policy.active
+            or not spin_policy.may_spin
         ):
             return self._done
         polls = context.polls()

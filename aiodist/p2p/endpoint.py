@@ -360,7 +360,6 @@ class Endpoint:
         # Messages sent before their connection was up still go out, above all the reasons of
         # failed operations. Until then this rank listens: a refusal would look like its death.
         await leaving.finish([p.connecting for p in self._peers.values() if p.connecting])
-        await self.shm_progress.clear(leaving.remaining())
         await self._stop_listening()
         for peer in self._peers.values():
             if peer.error is None:

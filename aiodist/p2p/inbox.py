@@ -11,11 +11,18 @@ from aiodist.p2p.matching import ANY_SOURCE, Arrival, EagerMessage, Matcher, Rea
 from aiodist.p2p.outbox import MESSAGE_COST, Outbox
 from aiodist.p2p.partial_message import PartialMessage
 from aiodist.tensors import scratch
-from aiodist.wire.frames import ANY_KEY, COLLECTIVE, Frame, FrameType, Key, encode
+from aiodist.wire.frames import ANY_KEY, COLLECTIVE, Frame, FrameType, Key, encode, requested
 
 
 class RingSource(Protocol):
     """The messages that a peer puts into its message ring. `ShmReceiver` is one."""
+
+    @property
+    def withdrawals(self) -> int | None:
+        """How many announced messages the peer has taken back; None if it shares no memory, or is lost."""
+
+    def note_read(self, id: int) -> None:
+        """Tell the peer that its announced message ``id`` was read."""
 
     def watch(self) -> None:
         """Look for messages that a new receive waits for."""
@@ -30,6 +37,16 @@ class RingSource(Protocol):
         """Fail what is on its way: the peer is gone."""
 
 
+class DirectSource(Protocol):
+    """The memory of a peer's process. `DirectReceiver` is one."""
+
+    def begin(self, recv: Recv, address: int) -> bool:
+        """Start to read a message into ``recv``. Returns False if that cannot be."""
+
+    def withdrawn(self, number: int) -> None:
+        """The peer has taken ``number`` messages back."""
+
+
 class Source(Protocol):
     """What the inbox needs of a peer: a way to answer, its credit and its state."""
 
@@ -38,6 +55,9 @@ class Source(Protocol):
 
     @property
     def shm_receiver(self) -> RingSource: ...
+
+    @property
+    def direct_receiver(self) -> DirectSource: ...
 
     window: int
     charged: int
@@ -131,6 +151,15 @@ class Inbox:
             self._hand_on(recv.arrival)
             recv.arrival = None
             return
+        offer, recv.offer = recv.offer, None
+        if offer is not None:
+            del self.tickets[recv.ticket]
+            _stop_reading(recv)
+            offer.order = recv.turn
+            self._hand_on(offer)
+            if offer.recv is not None:
+                self._deliver(offer.recv, offer)
+            return
         if recv.into is None:
             return
         # The message is arriving in the caller's memory. It moves to separate memory and waits
@@ -220,7 +249,7 @@ class Inbox:
         if arrival is not None:
             arrival.recv = None
             self._drop(arrival)
-        _stop_reading(recv)
+        self._give_up(recv)
 
     def close(self) -> None:
         """Release the unreceived messages when this rank leaves: they may lie in memory of other
@@ -239,6 +268,7 @@ class Inbox:
             # One failure may end an operation, which removes the operation's other tickets.
             promised = self.tickets.pop(ticket, None)
             if promised is not None:
+                promised.offer = None
                 _stop_reading(promised)
                 promised.fail(error)
 
@@ -291,6 +321,7 @@ class Inbox:
         if source.error is not None:
             return
         key = frame.key
+        address, meta = requested(frame.meta)
         if key[0] != COLLECTIVE:
             source.shm_receiver.overtaken()
             source.shm_receiver.count()
@@ -300,10 +331,11 @@ class Inbox:
             self._check_excess(source, frame, 0)
         if self._is_over(key):
             self._refund(source, MESSAGE_COST)
-            self._late(key, source.rank, frame.meta, frame.length)
-            source.outbox.control(encode(FrameType.REFUSE, id=frame.id))
+            self._late(key, source.rank, meta, frame.length)
+            source.outbox.control(encode(FrameType.RELEASE, id=frame.id))
             return
-        arrival = Arrival(key, source.rank, frame.meta, frame.length, MESSAGE_COST, frame.id)
+        arrival = Arrival(key, source.rank, meta, frame.length, MESSAGE_COST, frame.id)
+        arrival.address = address
         recv = self.matcher.take_recv(key, source.rank)
         if recv is None:
             self._keep(arrival)
@@ -362,14 +394,8 @@ class Inbox:
                 eager_message.discard()
 
     def waits_for(self, src: int) -> bool:
-        """Return whether rank ``src`` could answer a receive: by a message, or by the next part."""
-        return self.matcher.waits_for(src) or any(
-            recv.source == src for recv in self.tickets.values()
-        )
-
-    def promised(self, ticket: int) -> Recv | None:
-        """Return the receive of that ticket, or None if it was cancelled or has failed."""
-        return self.tickets.get(ticket)
+        """Return whether a message of rank ``src`` could answer a receive."""
+        return self.matcher.waits_for(src)
 
     def part(self, source: Source, frame: Frame, reader: Reader) -> Recv | None:
         """Return the receive to which the next part of the stream belongs, or None if it was
@@ -378,7 +404,6 @@ class Inbox:
         Raises ProtocolError for a ticket of another rank, and for a part that comes while another
         link reads one: either could write into memory that its owner uses again.
         """
-        source.shm_receiver.overtaken()
         recv = self.tickets.get(frame.id)
         if recv is not None:
             if recv.source != source.rank or recv.reader is not None:
@@ -395,28 +420,23 @@ class Inbox:
             del self.tickets[recv.ticket]
             recv.complete(source.rank)
 
-    def part_read(self, source: Source, recv: Recv | None, length: int) -> None:
-        """Record that all bytes of the part have come that `part` was called for.
+    def withdrawn(self, source: Source, send_id: int, number: int) -> None:
+        """Handle request ``send_id``, which the sender takes back: its receive waits on.
 
-        Invariant: the parts of a message are written one after the other. So the next one, which may
-        be in the ring already, counts as sent behind the last byte of this one and not its header.
-        """
-        self.part_done(source, recv, length)
-        source.shm_receiver.count()
-
-    def withdrawn(self, source: Source, send_id: int) -> None:
-        """Handle a request that the sender takes back: the receive that was promised to it waits
-        on.
+        ``number``: how many it has taken back, by its message ring.
         """
         arrival = self.matcher.withdraw_arrival(source.rank, send_id)
         if arrival is not None:
             self._refund(source, arrival.cost)
-            return
         for ticket, recv in self.tickets.items():
             if recv.send_id == send_id and recv.source == source.rank:
                 del self.tickets[ticket]
+                if recv.offer is not None:
+                    recv.offer = None
+                    _stop_reading(recv)
                 self._take_back(recv)
-                return
+                break
+        source.direct_receiver.withdrawn(number)
 
     def _take_back(self, recv: Recv) -> None:
         """Give ``recv`` the next message: the one that it was promised will not come."""
@@ -499,9 +519,31 @@ class Inbox:
         recv.ticket = self._next_ticket
         recv.send_id = arrival.send_id
         self.tickets[recv.ticket] = recv
-        grant = encode(FrameType.GRANT, (0, 0, recv.ticket), id=arrival.send_id)
+        recv.offer, arrival.cost = arrival, 0
+        if not (arrival.address and source.direct_receiver.begin(recv, arrival.address)):
+            self.grant(source, recv)
+
+    def grant(self, source: Source, recv: Recv) -> None:
+        """Have the message sent that ``recv`` was matched with."""
+        recv.offer = None
+        grant = encode(FrameType.GRANT, (0, 0, recv.ticket), id=recv.send_id)
         source.outbox.control(grant)
         source.shm_receiver.watch()
+
+    def read_directly(self, source: Source, recv: Recv) -> None:
+        """Complete ``recv``, whose message was read out of the memory of ``source``."""
+        del self.tickets[recv.ticket]
+        recv.reader = recv.offer = None
+        source.outbox.control(encode(FrameType.RELEASE, id=recv.send_id))
+        recv.complete(source.rank)
+
+    def _give_up(self, recv: Recv) -> None:
+        """Stop reading into a receive, and throw its message away."""
+        _stop_reading(recv)
+        offer, recv.offer = recv.offer, None
+        if offer is not None:
+            self.tickets.pop(recv.ticket, None)
+            self._drop(offer)
 
     def _standin_done(self, standin: Recv, arrival: Arrival) -> None:
         if standin.error is not None:
@@ -513,7 +555,7 @@ class Inbox:
 
     def _void(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            _stop_reading(self.tickets.pop(ticket))
+            self._give_up(self.tickets.pop(ticket))
 
     def _keep(self, arrival: Arrival) -> None:
         self.matcher.keep(arrival)
@@ -527,7 +569,7 @@ class Inbox:
         if arrival.eager_message is not None:
             arrival.eager_message.discard()
         if arrival.send_id is not None:
-            source.outbox.control(encode(FrameType.REFUSE, id=arrival.send_id))
+            source.outbox.control(encode(FrameType.RELEASE, id=arrival.send_id))
 
     def _refund(self, source: Source, cost: int) -> None:
         # Credit returns in large pieces: the rest of the window keeps the sender going meanwhile.

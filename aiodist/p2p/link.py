@@ -126,10 +126,10 @@ class Link:
             peer.outbox.wanted(frame.key, frame.id)
         elif kind == FrameType.STALLED:
             self._owner.inbox.stalled(peer, frame)
-        elif kind == FrameType.REFUSE:
-            peer.outbox.refused(frame.id)
+        elif kind == FrameType.RELEASE:
+            peer.outbox.released(frame.id)
         elif kind == FrameType.WITHDRAW:
-            self._owner.inbox.withdrawn(peer, frame.id)
+            self._owner.inbox.withdrawn(peer, frame.id, frame.channel)
         elif kind == FrameType.STATUS_QUERY:
             self._owner.status_queried(peer, frame)
         elif kind == FrameType.PRESENT:
@@ -184,7 +184,7 @@ class Link:
             self._owner.inbox.eager_done(peer, target)
         elif frame.type == FrameType.DATA:
             recv = target if isinstance(target, Recv) else None
-            self._owner.inbox.part_read(peer, recv, frame.length)
+            self._owner.inbox.part_done(peer, recv, frame.length)
         elif self._abort is not None:
             text, self._abort = self._abort, None
             if frame.type == FrameType.AGREE:

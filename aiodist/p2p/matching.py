@@ -41,6 +41,7 @@ class Recv(Pending[int]):
         "into",
         "key",
         "meta",
+        "offer",
         "order",
         "owner",
         "reader",
@@ -74,6 +75,7 @@ class Recv(Pending[int]):
         self.order = 0  # of posting
         self.turn = 0  # order of the message that was matched with this receive
         self.arrival: Arrival | None = None  # that message, while it is still arriving elsewhere
+        self.offer: Arrival | None = None  # the announcement of the message that is read directly
         self.stands_for: Arrival | None = (
             None  # this takes the parts of a cancelled receive's message
         )
@@ -135,6 +137,7 @@ class Arrival:
     """A message, or the announcement of one, without a receive."""
 
     __slots__ = (
+        "address",
         "complete",
         "cost",
         "data",
@@ -157,6 +160,7 @@ class Arrival:
         self.length = length
         self.cost = cost
         self.send_id = send_id  # of a REQUEST; None where the payload itself is here
+        self.address = 0  # where it can be read in the sender's process
         self.data: memoryview | None = None
         self.eager_message: EagerMessage | None = None  # where it waits instead, until it is taken
         self.complete = False  # all of ``data`` has arrived

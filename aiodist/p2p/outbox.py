@@ -23,15 +23,15 @@ from operator import call
 from aiodist.completion import Pending
 from aiodist.errors import ProtocolError
 from aiodist.p2p.shm_sender import Call, ShmSender
+from aiodist.shm.message_ring import SPREAD
 from aiodist.transport.base_transport import Connection
-from aiodist.wire.frames import ANY_KEY, COLLECTIVE, TENSOR, FrameType, Key, encode
+from aiodist.wire.frames import ANY_KEY, COLLECTIVE, TENSOR, FrameType, Key, encode, request_meta
 
 EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. Copying an unexpected one costs less than a round trip."""
 
 HOST_EAGER_BYTES = 128 << 10
-"""The same limit if a message ring carries parts. Longer messages go through it when they are granted,
-if they have not gone through it at once."""
+"""The same limit if the receiver may read longer ones in this process's memory."""
 
 JOINED_BYTES = 2048
 """Payloads up to this length are copied behind their header: one buffer costs less than two."""
@@ -60,7 +60,7 @@ def head_of(key: Key, meta: bytes, length: int) -> bytes:
 class Send(Pending[None]):
     """An outgoing message; completes when its memory may be overwritten."""
 
-    __slots__ = ("data", "id", "key", "meta", "offset", "outbox", "ticket", "unsent")
+    __slots__ = ("address", "data", "id", "key", "meta", "offset", "outbox", "ticket", "unsent")
 
     def __init__(self, key: Key, data: memoryview, meta: bytes) -> None:
         super().__init__()
@@ -68,6 +68,7 @@ class Send(Pending[None]):
         self.data = data
         self.meta = meta
         self.id = 0
+        self.address = 0  # at which the receiver may read it, while it is announced
         self.ticket = 0
         self.offset = 0  # of the next part
         self.unsent = len(data)  # bytes of parts that have not left
@@ -186,15 +187,22 @@ class Outbox:
         if message in self.held:
             self.held.remove(message)
             return True
-        if self._requested.pop(message.id, None) is message or message in self.bulk:
-            if message in self.bulk:
+        is_requested = self._requested.get(message.id) is message
+        if is_requested or message in self.bulk:
+            number = 0 if self.shm is None else self.shm.withdraw()
+            has_gone = is_requested and self.shm is not None and self.shm.has_read(message.id)
+            # The peer waits for this frame if it has seen the word, whichever message it has read.
+            id = 0 if has_gone else message.id
+            self.control(encode(FrameType.WITHDRAW, (0, 0, number), id=id))
+            if has_gone:
+                return False
+            if is_requested:
+                self._answered(message.id)
+            else:
                 self.bulk.remove(message)
-            self.control(encode(FrameType.WITHDRAW, message.key, id=message.id))
             return True
         if not message.done and self.connection is not None:
             self.connection.release(message.data)
-            if self.shm is not None:
-                self.shm.release(message.data)
         return False
 
     def connected(self, connection: Connection, window: int, shm: ShmSender | None = None) -> None:
@@ -213,11 +221,12 @@ class Outbox:
         """Fail every message that waits, and all later ones: the peer is lost."""
         self._error = error
         if self.shm is not None:
-            self.shm.fail(error)
-        waiting = [*self.held, *self._requested.values(), *self.bulk, *self._stranded]
+            self.shm.withdraw()
+            self.shm.fail()
+        announced = [self._answered(send_id) for send_id in list(self._requested)]
+        waiting = [*self.held, *filter(None, announced), *self.bulk, *self._stranded]
         self._stranded.clear()
         self.held.clear()
-        self._requested.clear()
         self.bulk.clear()
         for message in waiting:
             message.fail(error)
@@ -234,15 +243,15 @@ class Outbox:
     def granted(self, send_id: int, ticket: int) -> None:
         if ticket < 1:
             raise ProtocolError(f"a grant names receive {ticket}, and their numbers begin with 1")
-        message = self._requested.pop(send_id, None)
+        message = self._answered(send_id)
         if message is not None:
             message.ticket = ticket
             message.offset = 0
             self.bulk.append(message)
             self._pump()
 
-    def refused(self, send_id: int) -> None:
-        message = self._requested.pop(send_id, None)
+    def released(self, send_id: int) -> None:
+        message = self._answered(send_id)
         if message is not None:
             message.complete(None)
 
@@ -270,6 +279,15 @@ class Outbox:
 
     # -- inside
 
+    def _answered(self, send_id: int) -> Send | None:
+        """Return the announced message, which its receiver reads no more, or None."""
+        message = self._requested.pop(send_id, None)
+        if message is not None and message.address:
+            message.address = 0
+            if self.shm is not None:
+                self.shm.answered()
+        return message
+
     def _offer(self, message: Send, connection: Connection, wanted: bool = False) -> bool:
         """Send a message or its announcement. Returns False if the credit does not allow it."""
         length = len(message.data)
@@ -292,9 +310,11 @@ class Outbox:
             self._next_id += 1
             message.id = self._next_id
             self._requested[message.id] = message
-            header = encode(
-                FrameType.REQUEST, message.key, id=message.id, length=length, meta=message.meta
-            )
+            shm, oldest = self.shm, next(iter(self._requested))
+            if shm is not None and message.id - oldest <= SPREAD:
+                message.address = shm.announce(message.data)
+            meta = request_meta(message.address, message.meta)
+            header = encode(FrameType.REQUEST, message.key, id=message.id, length=length, meta=meta)
             connection.send((header,))
             return True
         return False
@@ -303,7 +323,7 @@ class Outbox:
         """Return whether a message of this length goes over the stream without a grant."""
         if length <= HOST_EAGER_BYTES:
             return True
-        return length <= EAGER_BYTES and (self.shm is None or not self.shm.part_bytes)
+        return length <= EAGER_BYTES and (self.shm is None or self.shm.ring is None)
 
     def _count(self, kind: int) -> None:
         # Count before sending: a callback of the send may send the next message.
@@ -359,25 +379,18 @@ class Outbox:
         if connection is None or self._pumping:
             return
         self._pumping = True
-        shm = self.shm
-        through_memory = 0 if shm is None else shm.part_bytes
         turn = _PARTS_A_TURN
         while self.bulk and self._in_flight < _IN_FLIGHT and turn:
             turn -= 1
             message = self.bulk.popleft()
             start = message.offset
-            part = message.data[start : start + (through_memory or CHUNK_BYTES)]
+            part = message.data[start : start + CHUNK_BYTES]
             message.offset = start + len(part)
             if message.offset < len(message.data):
                 self.bulk.append(message)
             self._in_flight += 1
-            sent = partial(self._part_sent, message, len(part))
-            if shm is not None and through_memory:
-                shm.send_part(message.ticket, part, sent)
-                continue
-            self._count(TENSOR)
             header = encode(FrameType.DATA, id=message.ticket, length=len(part))
-            connection.send((header, part), sent)
+            connection.send((header, part), partial(self._part_sent, message, len(part)))
         self._pumping = False
         if self.bulk and not turn:
             self._call_after_turn(self._pump)
@@ -388,7 +401,6 @@ class Outbox:
             self.stranded(message)
             return
         self._on_part_sent()
-        # A part through memory may leave before an earlier one that the stream has.
         message.unsent -= length
         if not message.unsent:
             message.complete(None)

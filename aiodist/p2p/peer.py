@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.links.closing_streams import LossSuspicion
 from aiodist.links.rank_info import RankInfo
+from aiodist.p2p.direct_receiver import DirectReceiver
 from aiodist.p2p.outbox import Outbox
 from aiodist.p2p.shm_receiver import ShmReceiver
 from aiodist.p2p.shm_sender import ShmSender
@@ -63,6 +64,7 @@ class Peer:
         self.watch: asyncio.TimerHandle | None = None  # a receive waits and there is no link yet
         self.connecting: asyncio.Task[Any] | None = None
         self.shm_receiver = ShmReceiver(self, inbox, shm_progress, self._broken)
+        self.direct_receiver = DirectReceiver(self, inbox, shm_progress)
         self._shm_progress = shm_progress
 
     def carry(self, link: PeerLink) -> None:
@@ -75,10 +77,8 @@ class Peer:
         self.outbox.connected(link.connection, link.peer_window, shm)
 
     def woken(self) -> None:
-        """Look at the message rings in both directions: the peer has written to one, or read."""
+        """Look at the message ring: the peer has written to it."""
         self.shm_receiver.woken()
-        if self.outbox.shm is not None:
-            self.outbox.shm.woken()
 
     def polls(self) -> list[Callable[[], None]]:
         """Return the functions that read what the peer has sent and write what is queued for it."""
@@ -94,5 +94,5 @@ class Peer:
     @property
     def bytes_heard(self) -> int:
         """Return how many bytes its links have read, and how many came through shared memory."""
-        taken = self.shm_receiver.bytes_taken
+        taken = self.shm_receiver.bytes_taken + self.direct_receiver.bytes_taken
         return taken + sum(link.bytes_heard for link in self.links)

@@ -1,9 +1,11 @@
-"""The progress engine: advance all long transfers of a rank through message rings."""
+"""The progress engine: advance all long messages of a rank that it copies itself."""
 
 from __future__ import annotations
 
-import asyncio
+import os
+import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
@@ -13,15 +15,11 @@ from aiodist.shm.shared_memory import SharedMemory
 
 
 class ProgressSource(Protocol):
-    """One end of a message ring."""
+    """A message that is being copied, or the messages in a ring."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a message is incomplete: there is more to send or to receive."""
-
-    @property
-    def owes(self) -> bool:
-        """Whether there is more to send."""
+        """Whether a message is incomplete: there is more to receive."""
 
     @property
     def is_near(self) -> bool:
@@ -37,6 +35,24 @@ class ProgressSource(Protocol):
         """Handle a breach of the protocol by the other rank."""
 
 
+class HelperThread:
+    """A thread that does one job after the other, while the loop's thread does others."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="aiodist-copy", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job()
+
+    def end(self) -> None:
+        """Return once the jobs are done. Idempotent."""
+        self.jobs.put(None)
+        self._thread.join()
+
+
 class ShmProgress:
     """The progress engine of one rank."""
 
@@ -45,16 +61,16 @@ class ShmProgress:
         self.call_after_turn = spin_policy.call_after_turn
         self.call_in_next_turn = spin_policy.call_in_next_turn
         self.note_progress = spin_policy.note_progress
-        self._spin_policy = spin_policy
+        self.spin_policy = spin_policy
         self._busy: dict[ProgressSource, float] = {}  # with the time of its last copied piece
         self._working = False
         self._armed = False
-        self._cleared: asyncio.Future[None] | None = None
+        self._helper: HelperThread | None = None
 
     @property
     def is_wakeful(self) -> bool:
         """Whether spinning takes no core away from another rank."""
-        return self._spin_policy.active
+        return self.spin_policy.active
 
     def enlist(self, source: ProgressSource) -> None:
         """Start or continue the work of ``source``, which has something to do."""
@@ -69,17 +85,24 @@ class ShmProgress:
             self._working = True
             try:
                 self._work()
+            except BaseException:  # of a signal's handler: what it has struck goes on in another turn
+                self._go_on_soon()
+                raise
             finally:
                 self._working = False
 
-    async def clear(self, seconds: float) -> None:
-        """Wait until nothing is left to send, for at most ``seconds``."""
-        if self._owes():
-            self._cleared = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._cleared], timeout=seconds)
+    def run_beside(self, job: Callable[[], None]) -> None:
+        """Run ``job`` in another thread, unless no core is left for that. It must raise nothing."""
+        if not self.is_wakeful or len(os.sched_getaffinity(0)) < 2:
+            return
+        if self._helper is None:
+            self._helper = HelperThread()
+        self._helper.jobs.put(job)
 
     def close(self) -> None:
-        """Release the shared memory. Idempotent."""
+        """Release the thread and the shared memory. Idempotent."""
+        if self._helper is not None:
+            self._helper.end()
         if self.memory is not None:
             self.memory.close()
 
@@ -100,14 +123,10 @@ class ShmProgress:
             elif self.is_wakeful and any(
                 now - then < NEAR_SECONDS and source.is_near for source, then in busy.items()
             ):
-                self._spin_policy.give_way(0)
+                self.spin_policy.give_way(0)
             elif all(self._try(source, source.arm) for source in list(busy)):
                 break
         self.note_progress()
-        if self._cleared is not None and not self._owes():
-            cleared, self._cleared = self._cleared, None
-            if not cleared.done():
-                cleared.set_result(None)
 
     def _step(self, now: float) -> bool:
         moved = False
@@ -127,9 +146,6 @@ class ShmProgress:
             source.broken(error)
             self._busy.pop(source, None)
             return True
-
-    def _owes(self) -> bool:
-        return any(source.owes for source in self._busy)
 
     def _go_on_soon(self) -> None:
         if not self._armed:

@@ -2,12 +2,12 @@
 
 `shm/message_ring.py` has the memory, `p2p/shm_sender.py` the sender's half. A message in the ring
 is an eager message that takes no credit: an unexpected one waits in the ring, which bounds the
-memory, as an `EagerMessage`. The parts of a large message are taken at once.
+memory, as an `EagerMessage`.
 
-Both sides count the messages and parts that go over the stream as turns, and each record carries
-the turn behind which it was sent. Invariant: a record is delivered after all that was sent before
-it and before all that was sent later, on either path. A message of the stream counts once its header
-has come, because it is matched then, and a part once its last byte has.
+Both sides count the messages that go over the stream as turns, and each record carries the turn
+behind which it was sent. Invariant: a record is delivered after all messages that were sent before
+it and before all that were sent later, on either path. A message of the stream counts once its
+header has come, because it is matched then.
 
 A long message with a posted receive is copied out while the sender copies it in, as a
 `p2p.shm_progress.ProgressSource`. The next record waits for its end.
@@ -24,7 +24,6 @@ from aiodist.alignment import SHORT
 from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.p2p.partial_message import PartialMessage
-from aiodist.p2p.shm_sender import RING_WAKE
 from aiodist.p2p.spin_policy import NEAR_SECONDS
 from aiodist.wire.frames import HEADER_BYTES, MESSAGES, Frame, FrameType, ShortHeads, decode
 
@@ -92,12 +91,11 @@ class ShmReceiver:
         self._inbox = inbox
         self._shm_progress = shm_progress
         self.broken = broken
-        self._turn = 0  # messages and parts that came over the stream
+        self._turn = 0  # messages that came over the stream
         self._ring: RingReader | None = None
         self._closed = False
         self._incoming: PartialMessage | None = None  # a message of which a part is there
         self._begin = 0  # offset of its payload in the record's frame
-        self._ticket = 0  # of the receive to which the last part belonged
         self._engaged = False  # a message is being handled, and the next one has to wait
         self._armed = False
         self.bytes_taken = 0
@@ -113,6 +111,18 @@ class ShmReceiver:
             self._closed = ring is None
         return None if ring is None or ring.is_closed else ring
 
+    @property
+    def withdrawals(self) -> int | None:
+        """How many announced messages the peer has taken back; None if it shares no memory, or is lost."""
+        ring = self.ring
+        return None if ring is None else ring.withdrawals
+
+    def note_read(self, id: int) -> None:
+        """Tell the peer that its announced message ``id`` was read."""
+        ring = self.ring
+        if ring is not None:
+            ring.note_read(id)
+
     def overtaken(self) -> None:
         """Deliver the records that were sent before something that comes over the stream.
 
@@ -127,7 +137,7 @@ class ShmReceiver:
             pass
 
     def count(self) -> None:
-        """Count a message or part of the stream: records that were sent after it may be delivered."""
+        """Count a message of the stream: records that were sent after it may be delivered."""
         self._turn += 1
         ring = self.ring
         if ring is not None and (ring.has_next or self.is_busy):
@@ -213,11 +223,11 @@ class ShmReceiver:
             self._arm()
 
     def woken(self) -> None:
-        """Look at the ring: the peer put something in and woke this rank, or waits for room."""
-        if self._incoming is None and self._is_wanted():
-            self.poll()
-        elif self.ring is not None:
+        """Look at the ring: the peer put something in and woke this rank."""
+        if self._incoming is not None:
             self._shm_progress.enlist(self)
+        elif self._is_wanted():
+            self.poll()
         self.is_prompt = False
         self._sleep_if_waiting()
 
@@ -234,7 +244,6 @@ class ShmReceiver:
                 self.broken(broken)
         self._closed = True
         self._ring = None
-        self._ticket = 0
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             self._inbox.interrupted(incoming.target, error)
@@ -243,62 +252,41 @@ class ShmReceiver:
 
     # -- p2p.shm_progress.ProgressSource
 
-    owes = False
-
     @property
     def is_busy(self) -> bool:
-        return self._incoming is not None or self._inbox.promised(self._ticket) is not None
+        return self._incoming is not None
 
     is_near = is_busy
 
     def step(self) -> bool:
-        if self._incoming is not None:
-            return self._go_on()
-        if self._engaged:
-            return False
-        self._engaged = True
-        try:
-            # A part is taken even if its receive was cancelled, so that the sender finds room.
-            return self._next(wanted=True) or self._next(wanted=True, part=True)
-        finally:
-            self._engaged = self._incoming is not None
+        return self._go_on()
 
     def arm(self) -> bool:
         ring, incoming = self.ring, self._incoming
-        if ring is None:
+        if ring is None or incoming is None:
             return True
-        if incoming is None and (self._engaged or not self._is_wanted()):
-            return True  # who looks now goes on; a sender that needs room wakes this rank
         ring.arm()
-        if incoming is not None:
-            is_new = ring.there() > self._begin + incoming.got
-        else:
-            found = ring.next_message(self._turn)
-            is_new = found is not None and ring.there() == len(found)
+        is_new = ring.there() > self._begin + incoming.got
         if is_new:
             ring.disarm()
         return not is_new
 
     # -- inside
 
-    def _next(self, wanted: bool, part: bool = False) -> bool:
+    def _next(self, wanted: bool) -> bool:
         """Deliver the next record. Returns False if it cannot be delivered now.
 
         With ``wanted``, only while a receive waits, and the rest stays for `take`; an incomplete
-        message is begun. With ``part``, only a part of a message. Raises ProtocolError.
+        message is begun. Raises ProtocolError.
         """
         ring = self.ring
         if ring is None:
             return False
         try:
             found = ring.next_message(self._turn)
-            if found is None or (wanted and not part and not self._is_wanted()):
+            if found is None or (wanted and not self._is_wanted()):
                 return False
             frame, begin = self._read(found)
-            if frame.type == FrameType.DATA:
-                return self._part(ring, frame, found, begin)
-            if part:
-                return False
             if ring.there() == len(found):
                 self._deliver(ring, frame, found[begin:])
                 return True
@@ -326,28 +314,6 @@ class ShmReceiver:
             self._incoming, self._begin = incoming, begin
             self.is_prompt = True
 
-    def _part(self, ring: RingReader, frame: Frame, found: memoryview, begin: int) -> bool:
-        """Copy a part of a message to its receive while it arrives, and give its room back.
-
-        Returns False if the sender was stopped in the middle of it: the next call begins anew.
-        """
-        length = frame.length
-        recv = self._inbox.promised(frame.id)
-        if recv is not None and recv.into is not None:
-            place = recv.into[recv.got : recv.got + length]
-            if len(place) != length or recv.source != self._source.rank:
-                raise ProtocolError("a part extends beyond the end of its message")
-            if not _copy(ring, found, begin, place):
-                return False
-        elif ring.there() < len(found):
-            return False
-        self._took(ring, None, length)
-        if ring.must_wake():
-            self._source.outbox.control(RING_WAKE)
-        self._ticket = frame.id
-        self._inbox.part_done(self._source, recv, length)
-        return True
-
     def _go_on(self) -> bool:
         """Copy what has come of the incoming message. Returns False if nothing has."""
         ring, incoming = self.ring, self._incoming
@@ -373,24 +339,21 @@ class ShmReceiver:
             self._arm()
         return True
 
-    def _took(self, ring: RingReader, frame: Frame | None, length: int) -> None:
-        """Release the next record, whose payload of ``length`` bytes was copied.
-
-        ``frame``: of a whole message.
-        """
+    def _took(self, ring: RingReader, frame: Frame, length: int) -> None:
+        """Release the next record, whose payload of ``length`` bytes was copied."""
         ring.take(*ring.advance())
         self.bytes_taken += length
-        if frame is not None:
-            self._source.last = frame
-            if ring.is_asleep and not self._is_wanted():
-                self._disarm(ring)
+        self._source.last = frame
+        if ring.is_asleep and not self._is_wanted():
+            ring.disarm()
 
     def _read(self, found: memoryview) -> tuple[Frame, int]:
         """Return the decoded header of a record and the offset of its payload."""
         frame, begin = decode(found)
-        if frame.length != len(found) - begin or not (
-            frame.type == FrameType.DATA
-            or (frame.type == FrameType.EAGER and frame.kind in MESSAGES)
+        if (
+            frame.length != len(found) - begin
+            or frame.type != FrameType.EAGER
+            or frame.kind not in MESSAGES
         ):
             raise ProtocolError(f"rank {self._source.rank} has put malformed data into its ring")
         return frame, begin
@@ -414,22 +377,11 @@ class ShmReceiver:
         if ring is None or self._incoming is not None:  # the progress engine takes care of it
             return
         if not self._is_wanted():
-            self._disarm(ring)
+            ring.disarm()
             return
         self.is_prompt = False
         ring.arm()
         self.poll()
-
-    def _disarm(self, ring: RingReader) -> None:
-        """Ask for no wake-up any more: no receive waits.
-
-        Invariant: a part of a receive that was given up is taken, too, since its sender waits for the
-        room. A part behind the message of a wake-up makes no further one, and a wake-up does not help a
-        part whose turn has not come. So this looks once more.
-        """
-        ring.disarm()
-        if ring.has_next:
-            self._shm_progress.enlist(self)
 
     def _is_wanted(self) -> bool:
         return self._inbox.waits_for(self._source.rank)

@@ -86,6 +86,7 @@ class SpinPolicy:
         "_waiting",
         "active",
         "crowded",
+        "lent",
         "neighbours",
         "window",
     )
@@ -94,6 +95,8 @@ class SpinPolicy:
         self.active = False
         self.crowded = False
         """Whether ranks share cores, so that a spinning rank keeps others from working."""
+        self.lent = 0
+        """Announced messages that their receivers may read just now, best with this rank's core as well."""
         self.neighbours = CorePlacement()
         self.window = LONGEST
         """Seconds of spinning that earlier waits have made worthwhile."""
@@ -117,6 +120,11 @@ class SpinPolicy:
         if self.active:
             self.neighbours.meet(here)
 
+    @property
+    def may_spin(self) -> bool:
+        """Whether spinning takes no core away from another rank now."""
+        return self.active and not self.lent
+
     def give_way(self, times: int) -> None:
         """Yield the core between two polls. ``times``: the earlier calls in this wait.
 
@@ -134,7 +142,7 @@ class SpinPolicy:
         now = perf_counter()
         if self._waiting or self._looking:
             self.learn(now - max(self._heard, self._since))
-            if self._waiting and self.active:
+            if self._waiting and self.may_spin:
                 self._turn_on(now)
         self._heard = now
 
@@ -208,7 +216,7 @@ class SpinPolicy:
         """Begin a wait: keep the loop awake for the window, and again after each message."""
         self._since = now = perf_counter()
         self._waiting += 1
-        if self.active:
+        if self.may_spin:
             self._turn_on(now)
 
     def end(self) -> None:
@@ -224,7 +232,7 @@ class SpinPolicy:
     def _turn(self) -> None:
         # A loop with a scheduled callback does not sleep, and polls every socket each turn.
         self._turning = False  # first: a signal's handler may raise in here
-        if self._waiting and (now := perf_counter()) < self._until:
+        if self._waiting and not self.lent and (now := perf_counter()) < self._until:
             self.neighbours.move_to_idle_core(now)
             _yield()
             self._turning = True

@@ -12,9 +12,10 @@ in the ring is the remainder by its length::
     written           position up to which the sender has stored bytes
     start, nbytes     where the ring is in the sender's segment
     restart           position at which the sender has last begun anew, with an empty ring
-    awaited           position up to which all must be taken before a sleeping sender is woken
+    withdrawals       announced messages that the sender has taken back
     taken             position up to which the receiver needs no bytes any more
     sleep             0, or the number of the receiver's current sleep
+    read              which announced messages the receiver has read in the sender's memory
 
 Invariants:
 
@@ -45,9 +46,16 @@ MIN_BYTES = 8 << 10
 MAX_BYTES = (4 << 20) + 4096
 """The longest ring."""
 
-WRITTEN, START, NBYTES, RESTART, AWAITED = range(5)
-TAKEN, SLEEP = 8, 9
+WRITTEN, START, NBYTES, RESTART, WITHDRAWALS = range(5)
+TAKEN, SLEEP, READ = 8, 9, 10
 """The control words by their index."""
+
+_READ_WORDS = 6
+_IDS_A_WORD = 32
+"""A word of ``read`` has so many ids, one after the other: a bit for each below the number of the first."""
+
+SPREAD = (_READ_WORDS - 1) * _IDS_A_WORD
+"""Ids of announced messages that are not further from each other than this have bits of their own."""
 
 LINES_BYTES = 128
 """Bytes of the table for one other rank."""
@@ -60,6 +68,12 @@ _ALIGNED = EVERY  # records begin at multiples of this
 _NEAR = 16 << 10
 """An empty ring goes on up to this offset, and begins anew beyond it: these bytes stay in the first
 cache."""
+
+
+def _place_of(id: int) -> tuple[int, int, int]:
+    """Return the word of ``read`` for a message, the number of that word, and the message's bit."""
+    number, bit = divmod(id, _IDS_A_WORD)
+    return READ + number % _READ_WORDS, number & 0xFFFFFFFF, 1 << bit
 
 
 class RingEnd:
@@ -110,6 +124,7 @@ class RingWriter(RingEnd):
         self._payload = 0  # position of the last record's payload
         self._emptied = 0  # position at which the ring was empty when the sender last began anew
         self._restart = 0  # position at which it then began
+        self._withdrawals = 0
         mine[START] = start
         mine[NBYTES] = nbytes
 
@@ -124,10 +139,6 @@ class RingWriter(RingEnd):
                 f"{self.position} that were put there for it"
             )
         return untaken
-
-    def has_taken(self, position: int) -> bool:
-        """Return whether the receiver has taken all bytes before ``position``."""
-        return bool(self._theirs[TAKEN] >= position)
 
     def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
         """Put a frame behind message number ``turn`` of the stream. Returns False if there is no room now.
@@ -203,17 +214,20 @@ class RingWriter(RingEnd):
             return True
         return False
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether the receiver does not sleep: it polls the ring, or waits for nothing in it."""
-        return not self.is_closed and not self._theirs[SLEEP]
-
-    def await_room(self) -> None:
-        """Ask to be woken once the receiver has taken all records. The caller must look once more
-        before it sleeps.
+    def withdraw(self) -> int:
+        """Record that an announced message is taken back, before its memory changes. Returns how many
+        were.
         """
-        self._mine[AWAITED] = self.position
+        self._withdrawals += 1
+        self._mine[WITHDRAWALS] = self._withdrawals
         self._settle()
+        return self._withdrawals
+
+    def has_read(self, id: int) -> bool:
+        """Return whether the receiver has read announced message ``id``."""
+        word, number, bit = _place_of(id)
+        read = self._theirs[word]
+        return read >> _IDS_A_WORD == number and bool(read & bit)
 
     def close(self) -> None:
         self._words.release()
@@ -250,6 +264,19 @@ class RingReader(RingEnd):
     def has_next(self) -> bool:
         """Whether another record is present."""
         return bool(self._theirs[WRITTEN] != self.position)
+
+    @property
+    def withdrawals(self) -> int:
+        """How many announced messages the sender has taken back."""
+        return self._theirs[WITHDRAWALS]
+
+    def note_read(self, id: int) -> None:
+        """Record that announced message ``id`` was read. Compare ``withdrawals`` afterwards."""
+        word, number, bit = _place_of(id)
+        read = self._mine[word]
+        others = read if read >> _IDS_A_WORD == number else number << _IDS_A_WORD
+        self._mine[word] = others | bit
+        self._settle()
 
     def next_stamp(self) -> tuple[int, int]:
         """Return the word that changes with the next record, and its least value then."""
@@ -308,15 +335,6 @@ class RingReader(RingEnd):
             self._taken = self._mine[TAKEN] = end
         else:
             self._ahead[begin] = end
-
-    def must_wake(self) -> bool:
-        """Return whether the sender sleeps until what is taken now is taken, and was not woken yet."""
-        self._settle()
-        awaited = self._theirs[AWAITED]
-        if self._told < awaited <= self._taken:
-            self._told = awaited
-            return True
-        return False
 
     def arm(self) -> None:
         """Ask to be woken by the next record. The caller must look once more before it sleeps."""

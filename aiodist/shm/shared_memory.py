@@ -23,6 +23,7 @@ from aiodist.shm.message_ring import LINES_BYTES, RingReader, RingWriter
 from aiodist.shm.message_ring import MAX_BYTES as MAX_RING_BYTES
 from aiodist.shm.message_ring import MIN_BYTES as MIN_RING_BYTES
 from aiodist.shm.page_allocator import PageAllocator
+from aiodist.shm.process_memory import allow_readers
 from aiodist.shm.segment import Segment
 
 log = logging.getLogger("aiodist")
@@ -99,6 +100,8 @@ class SharedMemory:
 
         A rank without memory has an empty description.
         """
+        if len(descriptions) > 1:
+            allow_readers()
         failures = []
         head = self._own.view[:_HEAD_BYTES].cast("Q")
         # Before any rank sees that this one has mapped its memory.
@@ -151,6 +154,10 @@ class SharedMemory:
         """Return whether ``rank`` has mapped this rank's segment."""
         head = self._heads.get(rank)
         return head is not None and head[_MAPPED + self.rank] == self._digests[self.rank]
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process of ``rank``, which is mapped."""
+        return self._segments[rank].pid
 
     def ring(self, rank: int, group: int, thread: bool) -> bool:
         """Wake ``rank``, whose loop or blocked ``thread`` sleeps over the memory of ``group``.

@@ -25,6 +25,9 @@ _LENGTH_BYTES = 8  # of the header's last field
 MAX_META = 4096
 """Metadata is a fingerprint, a shape or a short text. A longer one breaks the protocol."""
 
+ADDRESS_BYTES = 8
+"""Length of an address in the metadata of a REQUEST."""
+
 MAX_PAYLOAD = 1 << 46
 """64 TiB: no tensor is longer. This is only a first check; code that allocates has its own bounds."""
 
@@ -45,15 +48,18 @@ class FrameType(enum.IntEnum):
     EAGER = 3
     """A whole message for ``key``; the payload is its data. Charged to the sender's credit."""
     REQUEST = 4
-    """Rendezvous, step 1: a message of ``length`` bytes for ``key`` is ready as send ``id``. No payload."""
+    """Rendezvous, step 1: a message of ``length`` bytes for ``key`` is ready as send ``id``. The metadata
+    begins with its address in the sender's process (`request_meta`). No payload."""
     GRANT = 5
     """Rendezvous, step 2: send ``id`` may go, to receive number ``channel``."""
     DATA = 6
     """Rendezvous, step 3: the next part of the message for receive number ``id``."""
-    REFUSE = 7
-    """The operation that send ``id`` belongs to is over on this rank: forget it."""
+    RELEASE = 7
+    """Send ``id`` may be forgotten: its operation is over on this rank, or the message has been read at its
+    address."""
     WITHDRAW = 8
-    """The sender takes request ``id`` back."""
+    """The sender takes request ``id`` back, or has tried to when it was read (0). ``channel`` is the number
+    of such tries, by the word in its message ring; 0 without a ring."""
     CREDIT = 9
     """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer."""
     STALLED = 10
@@ -148,6 +154,18 @@ def encode(
     if length <= SHORT or type == _REQUEST:
         return header
     return header + bytes(gap(len(header), length))
+
+
+def request_meta(address: int, meta: bytes) -> bytes:
+    """Return the metadata of a REQUEST. ``address``: where the receiver may read the message, or 0."""
+    return address.to_bytes(ADDRESS_BYTES, "little") + meta
+
+
+def requested(meta: bytes) -> tuple[int, bytes]:
+    """Return the address and the message's own metadata out of the metadata of a REQUEST."""
+    if len(meta) < ADDRESS_BYTES:
+        raise ProtocolError(f"a request with {len(meta)} bytes of metadata names no address")
+    return int.from_bytes(meta[:ADDRESS_BYTES], "little"), meta[ADDRESS_BYTES:]
 
 
 class ShortHeads:

@@ -20,7 +20,7 @@ import struct
 
 from aiodist.errors import HandshakeError
 
-VERSION = 5
+VERSION = 6
 _MAGIC = b"AIOD"
 _START = struct.Struct("<4sH")  # of every HELLO and WELCOME, in all versions to come
 _HELLO = struct.Struct("<4sHIIQ32s")

@@ -16,6 +16,7 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Recv, Send
 from aiodist.groups.world import World, current_world
 from aiodist.p2p import spin_policy
+from aiodist.shm.message_ring import RingReader
 from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
@@ -268,15 +269,15 @@ async def test_short_and_long_messages_keep_their_order() -> None:
 
 
 async def test_a_sleeping_receiver_is_woken_without_a_running_loop() -> None:
+    rings: list[RingReader] = []
+
     async def main(rank: int) -> None:
         one = torch.ones(2)
         await warm(rank, one, one)
         if rank == 0:
             shm = current_world().endpoint.peer(1).outbox.shm
             assert shm is not None
-            ring = shm.ring
-            assert ring is not None
-            await until(lambda: not ring.is_watched)
+            await until(lambda: bool(rings) and rings[0].is_asleep)
             loops: list[object] = []
             wake = shm._wake
             shm._wake = lambda: (  # type: ignore[method-assign]
@@ -286,6 +287,9 @@ async def test_a_sleeping_receiver_is_woken_without_a_running_loop() -> None:
             assert send(one, 1) is not None
             assert loops == [asyncio.get_running_loop()]
         else:
+            ring = current_world().endpoint.peer(0).shm_receiver.ring
+            assert ring is not None
+            rings.append(ring)
             assert await dist.recv(one.zero_(), 0) == 0
             assert one.tolist() == [1, 1]
         await dist.barrier()

@@ -63,7 +63,7 @@ async def test_a_ticker_runs_on_during_a_large_operation(
             ticker.cancel()
 
     await ranks(2, main)
-    assert len(gaps) > 16
+    assert len(gaps) > 4, "the operation has ended too soon to show anything"
     assert max(gaps) < scaled(0.25)
 
 

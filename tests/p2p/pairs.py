@@ -231,13 +231,12 @@ class Pair:
 
     def close(self) -> None:
         """Give the shared memory back."""
-        for memory in self.memories:
-            if memory is not None:
-                memory.close()
+        self.a.shm_progress.close()
+        self.b.shm_progress.close()
 
     def lose(self, side: Side, error: BaseException | None = None) -> None:
         """``side`` sees the end of the stream."""
         receiver, side.stream.receiver = side.stream.receiver, None
-        assert receiver is not None
-        receiver.lost(error)
+        if receiver is not None:
+            receiver.lost(error)
         side.stream.abort()

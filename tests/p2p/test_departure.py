@@ -14,6 +14,7 @@ from aiodist.errors import PeerLostError, ProtocolError
 from aiodist.links import closing_streams
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p import endpoint as endpoint_module
+from aiodist.p2p.departure import Departure
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.link import Link
 from aiodist.shm.shared_memory import MIN_BYTES, SharedMemory
@@ -223,11 +224,11 @@ async def test_a_leaving_rank_makes_no_connection_behind_its_close(
     rank_info = await endpoint.open()
     endpoint.meet([rank_info, RankInfo(1, "host", "id", 1, (silent.address,))], KEY)
 
-    async def clear(seconds: float) -> None:
+    async def finish(departure: Departure, tasks: list[asyncio.Task[Any]]) -> None:
         endpoint.wake(1, 0)  # as the news of a failed operation would be sent, which comes just now
         await until(lambda: bool(arrived))
 
-    monkeypatch.setattr(endpoint.shm_progress, "clear", clear)
+    monkeypatch.setattr(Departure, "finish", finish)
     await endpoint.close()
     await turns(5)
     assert endpoint.peer(1).connecting is None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
-from aiodist.p2p import link, outbox, shm_progress, shm_sender
+from aiodist.p2p import direct_receiver, link, outbox, shm_progress, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import Send, head_of
 from aiodist.shm import message_ring, shared_memory
+from aiodist.shm.process_memory import ProcessMemory
 from aiodist.wire.frames import Key
+from tests.p2p.conftest import SetClock
 from tests.p2p.pairs import Pair, Side
 
 EAGER, CHUNK, COST, SMALL_WINDOW = 64, 32, 16, 500
@@ -19,9 +23,7 @@ RING, A_MESSAGE_IN_IT = 4096, 64
 LENGTHS = {0: 0, 1: EAGER, 2: EAGER + 1, 4: CHUNK * 5 + 3, 5: EAGER - 4}
 """Length of the messages by tag. On tags from 4 on, sends and receives are cancelled as well."""
 
-LONG_RING, LONG_PART = 16384, 8000
-LONG = LENGTHS | {2: 3 * LONG_PART + 1, 4: 5 * LONG_PART + 3}
-"""The same where a part fills half a ring, and is copied in pieces."""
+READ = ProcessMemory.read
 
 PLAIN, CANCELLED = (0, 1, 2), (4, 5)
 
@@ -36,18 +38,13 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
     monkeypatch.setattr(outbox, "HOST_EAGER_BYTES", EAGER - 2)
     monkeypatch.setattr(outbox, "JOINED_BYTES", 20)
-    set_ring(monkeypatch, RING)
-    monkeypatch.setattr(shm_sender, "PART_BYTES", 20)
-    monkeypatch.setattr(shm_sender, "MIN_PART_BYTES", 1)
+    monkeypatch.setattr(message_ring, "MIN_BYTES", RING)
+    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", RING)
+    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", RING)
+    monkeypatch.setattr(direct_receiver, "PIECE_BYTES", 20)
     monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
     # Both ranks are in this thread: one that spins for longer only waits.
     monkeypatch.setattr(shm_progress, "NEAR_SECONDS", 5e-6)
-
-
-def set_ring(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(message_ring, "MIN_BYTES", nbytes)
-    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", nbytes)
-    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", nbytes)
 
 
 def key_of(tag: int) -> Key:
@@ -57,9 +54,9 @@ def key_of(tag: int) -> Key:
 class Exchange:
     """Random sends, receives, cancellations and deliveries in both directions."""
 
-    def __init__(self, seed: int, shared_bytes: int, lengths: dict[int, int] = LENGTHS) -> None:
+    def __init__(self, seed: int, shared_bytes: int) -> None:
         self.random = random.Random(seed)
-        self.lengths = lengths
+        self.lengths = LENGTHS
         self.pair = Pair(SMALL_WINDOW, shared_bytes=shared_bytes)
         self.sides = (self.pair.a, self.pair.b)
         self.count = 0
@@ -172,7 +169,6 @@ class Exchange:
             assert side.peer.outbox.credit + other.peer.owed + paid == SMALL_WINDOW
             assert not side.inbox.tickets
             assert not side.peer.outbox.bulk
-            assert not side.peer.outbox.shm or not side.peer.outbox.shm.is_busy
         for memory, before in self.cancelled:
             assert bytes(memory) == before, "a cancelled receive was written"
 
@@ -194,34 +190,47 @@ class Exchange:
             assert all(message.done for message, _, _ in messages)
 
 
+def refused_after(times: int) -> Callable[[ProcessMemory, int, int, int], None]:
+    """`ProcessMemory.read` on a system that forbids it after some pieces."""
+    read, left = READ, itertools.count(times, -1)
+
+    def limited(memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
+        if next(left) <= 0:
+            raise PermissionError
+        read(memory, there, here, nbytes)
+
+    return limited
+
+
 @pytest.mark.parametrize(
     "way",
     [
         "streams",
         "streams of forgetful senders",
-        "parts in rings",
+        "read directly",
+        "read directly, in turns",
+        "read directly until it is refused",
         "messages in rings",
-        "long parts in rings",
     ],
 )
 @pytest.mark.parametrize(
     "block", [0, 1, *(pytest.param(block, marks=pytest.mark.extended) for block in (2, 3))]
 )
 def test_every_message_arrives_once_in_order_and_within_the_window(
-    block: int, way: str, monkeypatch: pytest.MonkeyPatch
+    block: int, way: str, monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
 ) -> None:
     stalls = 0
     shared_bytes = 0 if way.startswith("streams") else 1 << 20
     if way == "streams of forgetful senders":
         monkeypatch.setattr(outbox, "MOST_WANTED", 1)
-    if way in ("messages in rings", "long parts in rings"):  # full at times, not for all messages
+    if way == "messages in rings":  # full at times, not for all messages
         monkeypatch.setattr(shm_sender, "RING_BYTES", A_MESSAGE_IN_IT)
-    if way == "long parts in rings":
-        set_ring(monkeypatch, LONG_RING)
-        monkeypatch.setattr(shm_sender, "PART_BYTES", LONG_PART)
-        monkeypatch.setattr(shm_sender, "PIECE_BYTES", LONG_PART // 3)
+    if way == "read directly, in turns":
+        set_clock(6e-4)  # two pieces, and other callbacks have their turn
     for seed in range(block * 60, block * 60 + 60):
-        exchange = Exchange(seed, shared_bytes, LONG if way == "long parts in rings" else LENGTHS)
+        if way == "read directly until it is refused":
+            monkeypatch.setattr(ProcessMemory, "read", refused_after(seed % 9))
+        exchange = Exchange(seed, shared_bytes)
         for side in exchange.sides:
             side.spin_policy.active = bool(seed % 2)
         try:

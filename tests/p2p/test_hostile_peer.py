@@ -19,7 +19,7 @@ import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import MESSAGE_COST
 from aiodist.testing import run_ranks
-from aiodist.wire.frames import ANY_KEY, FrameType, encode
+from aiodist.wire.frames import ANY_KEY, FrameType, encode, request_meta
 from tests.engine.conftest import outcome
 from tests.limits import scaled
 
@@ -164,12 +164,13 @@ async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
         await waiting.wait()
         group = current_world().default_group().id
         frames = []
+        meta = b"m" if kind == FrameType.EAGER else request_meta(0, b"m")
         for stall in stalls:
             about = ANY_KEY if of_all else (1, group, 7)
             frames.append(encode(FrameType.STALLED, about, id=stall))
         for number in range(1, 10_000):
             key = (0, group, number + 100)
-            frames.append(encode(kind, key, id=number, length=announced, meta=b"m") + bytes(nbytes))
+            frames.append(encode(kind, key, id=number, length=announced, meta=meta) + bytes(nbytes))
         endpoint.connections()[0].send([b"".join(frames)])
         return await outcome(dist.irecv(np.zeros(4), 0))  # until the stream ends
 

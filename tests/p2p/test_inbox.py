@@ -19,6 +19,7 @@ from aiodist.wire.frames import (
     FrameType,
     Key,
     encode,
+    request_meta,
 )
 from tests.p2p.pairs import Pair, content
 
@@ -584,7 +585,7 @@ def test_frames_out_of_place_end_the_connection(frame: bytes) -> None:
 
 def test_answers_to_nothing_are_ignored() -> None:
     pair = Pair()
-    for type in (FrameType.GRANT, FrameType.REFUSE, FrameType.WITHDRAW, FrameType.WANT):
+    for type in (FrameType.GRANT, FrameType.RELEASE, FrameType.WITHDRAW, FrameType.WANT):
         pair.a.stream.send([encode(type, TAG, id=77)])
     pair.a.stream.send([encode(FrameType.DATA, id=5, length=3), b"abc"])
     pair.settle()
@@ -595,7 +596,9 @@ def test_answers_to_nothing_are_ignored() -> None:
 def test_a_part_that_runs_over_its_message_ends_the_connection() -> None:
     pair = Pair()
     pair.b.recv(TAG, 100)
-    pair.a.stream.send([encode(FrameType.REQUEST, TAG, id=1, length=100, meta=b"m")])
+    pair.a.stream.send(
+        [encode(FrameType.REQUEST, TAG, id=1, length=100, meta=request_meta(0, b"m"))]
+    )
     pair.settle()
     pair.a.stream.send([encode(FrameType.DATA, id=1, length=101), bytes(101)])
     with pytest.raises(ProtocolError, match="extends beyond"):
@@ -606,7 +609,9 @@ def test_a_part_that_runs_over_its_message_ends_the_connection() -> None:
 def test_only_one_link_of_the_sender_writes_into_a_receive(culprit: str) -> None:
     pair = Pair()
     recv = pair.b.recv(TAG, 100)
-    pair.a.stream.send([encode(FrameType.REQUEST, TAG, id=1, length=100, meta=b"m")])
+    pair.a.stream.send(
+        [encode(FrameType.REQUEST, TAG, id=1, length=100, meta=request_meta(0, b"m"))]
+    )
     pair.settle()
     source, part = pair.b.peer, Frame(FrameType.DATA, 0, 0, 0, recv.ticket, 100, b"")
     if culprit == "another rank":

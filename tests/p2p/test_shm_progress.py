@@ -1,8 +1,7 @@
-"""Who copies when: turns, sleep, and ends of bulk rings that are broken."""
+"""What is copied when: turns, sleep, and messages whose sender breaks the protocol."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -17,10 +16,9 @@ pytestmark = pytest.mark.usefixtures("steady_clock")
 class FakeProgressSource:
     """So many steps can be made, of so many that are to be made."""
 
-    def __init__(self, can: int, must: int, *, owes: bool = True) -> None:
+    def __init__(self, can: int, must: int) -> None:
         self.can = can
         self.must = must
-        self.owing = owes
         self.rests = 0
         self.near = 0  # how often it was asked
         self.error: BaseException | None = None
@@ -30,10 +28,6 @@ class FakeProgressSource:
     @property
     def is_busy(self) -> bool:
         return self.must > 0
-
-    @property
-    def owes(self) -> bool:
-        return self.owing and self.must > 0
 
     @property
     def is_near(self) -> bool:
@@ -154,22 +148,3 @@ def test_a_source_whose_peer_writes_garbage_fails_and_the_others_go_on() -> None
     rank.shm_progress.enlist(bad)
     assert isinstance(bad.error, ProtocolError)
     assert not good.must
-
-
-async def test_clear_waits_for_pending_sends_only() -> None:
-    rank = Rank()
-    coming = FakeProgressSource(0, 1, owes=False)
-    rank.shm_progress.enlist(coming)
-    await rank.shm_progress.clear(10)
-    going = FakeProgressSource(0, 1)
-    rank.shm_progress.enlist(going)
-    clearing = asyncio.ensure_future(rank.shm_progress.clear(10))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert not clearing.done()
-    going.can = 1
-    rank.shm_progress.work()
-    await clearing
-    going.must = 1
-    rank.shm_progress.enlist(going)
-    await rank.shm_progress.clear(0.01)  # at most for so long

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from aiodist.alignment import SHORT
 from aiodist.errors import ProtocolError
+from aiodist.p2p import shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES, Send, head_of
 from aiodist.p2p.shm_receiver import MESSAGES_A_LOOK
-from aiodist.p2p.shm_sender import PIECE_BYTES, RING_BYTES
-from aiodist.shm.message_ring import RECORD_BYTES, TAKEN, WRITTEN, RingReader, RingWriter
+from aiodist.p2p.shm_sender import PIECE_BYTES, RING_BYTES, RING_WAKE
+from aiodist.shm import message_ring
+from aiodist.shm.message_ring import (
+    RECORD_BYTES,
+    TAKEN,
+    WITHDRAWALS,
+    WRITTEN,
+    RingReader,
+    RingWriter,
+)
 from aiodist.shm.shared_memory import SharedMemory
 from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, FrameType, ShortHeads, decode
+from tests.p2p.conftest import SetClock
 from tests.p2p.pairs import Pair, Side, content
 
 TAG = (TENSOR, 9, 1)
@@ -687,3 +699,74 @@ def test_a_collectives_receive_is_not_for_the_box(pair: Pair) -> None:
     assert not pair.b.inbox.matcher.waits_for(0)
     pair.b.recv(TAG, 1)
     assert pair.b.inbox.matcher.waits_for(0)
+
+
+class LateError(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.mark.parametrize("wakeful", [False, True])
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_message_whose_copy_a_signals_handler_strikes_never_arrives_torn(
+    pair: Pair, wakeful: bool, nth: int, settles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_sender, "PIECE_BYTES", 4096)
+    copies = 0
+
+    def struck(into: memoryview, data: memoryview) -> None:
+        nonlocal copies
+        copies += 1
+        if copies == nth:
+            raise LateError
+        into[:] = data
+
+    pair.a.spin_policy.active = wakeful
+    recvs = [pair.b.recv(TAG, 50_000), pair.b.recv(TAG, 50_000)]
+    with monkeypatch.context() as patch:
+        patch.setattr(message_ring, "copy", struck)
+        with suppress(LateError):
+            pair.a.send(TAG, bytes_of(1, 50_000))
+    if settles:
+        pair.settle()
+    pair.a.send(TAG, bytes_of(2, 50_000))
+    pair.settle()
+    came = [content(recv) for recv in recvs if recv.done and recv.error is None]
+    assert set(came) <= {bytes_of(1, 50_000), bytes_of(2, 50_000)}
+    assert came or pair.a.lost
+
+
+def test_a_wake_up_of_a_peer_without_shared_memory_does_nothing() -> None:
+    pair = Pair(64 << 20)
+    recv = pair.b.recv(TAG, 3)
+    pair.a.stream.send([RING_WAKE])
+    pair.a.send(TAG, b"one")
+    pair.settle()
+    assert content(recv) == b"one"
+
+
+def test_every_message_ends_whatever_the_shared_words_say(set_clock: SetClock) -> None:
+    """Garbage in what rank 0 has written: rank 1 takes what fits, or cuts it off."""
+    set_clock(3e-4)  # a turn ends after few pieces, so that there is a time to lie between them
+    cut = 0
+    large, data = RING_BYTES + 1, bytes(RING_BYTES + 1)
+    for seed in range(40):
+        chance = random.Random(seed)
+        pair = Pair(64 << 20, shared_bytes=32 << 20)
+        recvs = [pair.b.recv(TAG, large), pair.b.recv(OTHER, 200_000)]
+        sends = [pair.a.send(TAG, data), pair.a.send(OTHER, data[:200_000])]
+        shared = [pair.b.ring_read.words, pair.a.ring_bytes.cast("Q")]
+        for _ in range(6):
+            pair.a.stream.push(1 << 40)
+            value = chance.choice([0, 1, 2, 5, 70_000, 2**32, 2**63, 2**64 - 1])
+            chance.choice(shared)[chance.choice([0, 1, 2, 3, WITHDRAWALS])] = value
+            pair.b.stream.push(1 << 40)
+        pair.settle()
+        errors = pair.b.lost + pair.a.lost
+        assert all(isinstance(error, ProtocolError) for error in errors)
+        cut += bool(errors)
+        pair.lose(pair.a)
+        pair.lose(pair.b)
+        assert all(each.done for each in (*recvs, *sends))
+        pair.close()
+    assert cut

@@ -1,0 +1,231 @@
+"""Read announced messages of a peer of this host out of the sender's memory, with one copy.
+
+A REQUEST says where the message is in the sender's process. The receiver reads it from there
+(`shm.process_memory`) and answers RELEASE, and no byte goes through a ring or a stream. MPI
+libraries call it cross memory attach (Vienne, "Benefits of Cross Memory Attach for MPI libraries on
+HPC clusters", 2014). Here a second thread of the receiver takes pieces from the message's end
+meanwhile: the sender waits, so its core is idle.
+
+Invariants:
+
+- A rank writes to no memory of another rank. So a receive that is cancelled, or fails, stops its
+  own two threads, and the caller may use its memory again.
+- A sender may take a message back at any time, and change it. It first raises the number of messages
+  that it has taken back, and then looks whether the receiver has noted this one as read. A receiver
+  that has read a whole message notes it, and then looks at that number. With a fence between the two
+  steps on both sides, at least one of the ranks sees the other. If the sender does, the message has
+  gone. If the number is not that of the last WITHDRAW frame, the receiver waits for the frame, which
+  names the message or none.
+- A sender that gives up, or ends, raises that number too, closes its segment, or says that it leaves.
+  So what was read counts if the segment is still there afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiodist.errors import ProtocolError, summary_of
+from aiodist.shm.process_memory import ProcessMemory, address_of
+
+if TYPE_CHECKING:
+    from aiodist.p2p.inbox import Inbox, Source
+    from aiodist.p2p.matching import Arrival, Recv
+    from aiodist.p2p.shm_progress import ShmProgress
+
+PIECE_BYTES = 512 << 10
+"""Bytes that a thread reads at a time, in some 50 us. A receive that is cancelled waits as long."""
+
+
+class DirectReceiver:
+    """Read the messages of one peer."""
+
+    def __init__(self, source: Source, inbox: Inbox, shm_progress: ShmProgress) -> None:
+        self.source = source
+        self.inbox = inbox
+        self.shm_progress = shm_progress
+        self.bytes_taken = 0
+        self._memory: ProcessMemory | None = None
+        self._is_refused = False
+        self._withdrawals = 0  # by the last WITHDRAW frame
+        self.uncertain: dict[_DirectReceive, None] = {}
+        """Those that have read all, and wait for the next WITHDRAW."""
+
+    def begin(self, recv: Recv, address: int) -> bool:
+        """Start to read the message at ``address`` into ``recv``, which names the request.
+
+        Returns False if that cannot be.
+        """
+        memory = self._memory_of_source()
+        if memory is None or recv.into is None:
+            return False
+        direct = _DirectReceive(self, recv, _Copy(memory, address, recv.into))
+        recv.reader = direct
+        self.shm_progress.enlist(direct)
+        return True
+
+    def withdrawn(self, number: int) -> None:
+        """The sender has taken ``number`` messages back. The receives of all of them were stopped."""
+        self._withdrawals = number
+        uncertain, self.uncertain = self.uncertain, {}
+        for direct in uncertain:
+            direct.end()
+
+    def refuse(self) -> None:
+        """Read nothing more: the system does not allow it."""
+        self._is_refused = True
+
+    def has_it_still(self) -> bool:
+        """Return whether the sender has taken no message back but those that this rank knows of."""
+        shared = self.shm_progress.memory
+        return (
+            self.source.shm_receiver.withdrawals == self._withdrawals
+            and shared is not None
+            and not shared.is_gone(self.source.rank)
+        )
+
+    def _memory_of_source(self) -> ProcessMemory | None:
+        shared = self.shm_progress.memory
+        if self._is_refused or shared is None or self.source.shm_receiver.withdrawals is None:
+            return None
+        if self._memory is None:
+            self._memory = ProcessMemory(shared.pid_of(self.source.rank))
+        return self._memory
+
+
+class _Copy:
+    """The pieces of a message. Two threads take them, from its begin and from its end."""
+
+    def __init__(self, memory: ProcessMemory, there: int, into: memoryview) -> None:
+        self._memory = memory
+        self._there = there
+        self._here = address_of(into)
+        self._into = into  # which must live
+        self._claim = threading.Lock()
+        self._helping = threading.Lock()  # while the second thread reads a piece
+        self._begin, self._end = 0, len(into)  # of what is left to be taken
+        self.error: OSError | None = None
+
+    def read_first(self) -> bool:
+        """Read the first piece that is left. Returns False if none is."""
+        return self._read(self._take_first)
+
+    def read_from_the_end(self) -> None:
+        """Read the last piece, and so on until none is left. For a second thread."""
+        left = True
+        while left:
+            with self._helping:
+                left = self._read(self._take_last)
+
+    def stop(self) -> None:
+        """Leave no piece to be taken."""
+        with self._claim:
+            self._begin = self._end
+
+    def wait(self) -> None:
+        """Return when no thread reads any more: after one piece at most. No piece is left."""
+        with self._helping:
+            pass
+
+    def _take_first(self) -> tuple[int, int]:
+        with self._claim:
+            begin = self._begin
+            self._begin = min(begin + PIECE_BYTES, self._end)
+            return begin, self._begin
+
+    def _take_last(self) -> tuple[int, int]:
+        with self._claim:
+            end = self._end
+            self._end = max(end - PIECE_BYTES, self._begin)
+            return self._end, end
+
+    def _read(self, take: Callable[[], tuple[int, int]]) -> bool:
+        try:
+            begin, end = take()
+            if begin == end:
+                return False
+            self._memory.read(self._there + begin, self._here + begin, end - begin)
+        except OSError as error:
+            self._fail(error)
+        except BaseException as error:  # of a signal's handler: the piece may not be there
+            self._fail(InterruptedError(f"the copy was cut short by {summary_of(error)}"))
+            raise
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        self.error = error
+        self.stop()
+
+
+class _DirectReceive:
+    """A receive whose message is being read: a `p2p.shm_progress.ProgressSource` and a
+    `p2p.matching.Reader`.
+    """
+
+    is_near = False
+
+    def __init__(self, receiver: DirectReceiver, recv: Recv, copy: _Copy) -> None:
+        self._receiver = receiver
+        self._recv = recv
+        self._copy: _Copy | None = copy  # until all pieces were read
+        self._is_over = False
+        receiver.shm_progress.run_beside(copy.read_from_the_end)
+
+    # -- p2p.shm_progress.ProgressSource
+
+    @property
+    def is_busy(self) -> bool:
+        return self._copy is not None
+
+    def step(self) -> bool:
+        copy = self._copy
+        if copy is None:
+            return False
+        if not copy.read_first():
+            copy.wait()
+            self._copy = None
+            if copy.error is None:
+                self._receiver.source.shm_receiver.note_read(self._recv.send_id)
+            self.end(copy.error)
+        return True
+
+    def arm(self) -> bool:
+        return True
+
+    def broken(self, error: ProtocolError) -> None:
+        raise error  # nothing here raises one
+
+    # -- p2p.matching.Reader
+
+    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
+        """Stop. Nothing of the message has left its sender, so there is no rest to read."""
+        self._is_over = True
+        self._receiver.uncertain.pop(self, None)
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.stop()
+            copy.wait()
+
+    # -- inside
+
+    def end(self, error: OSError | None = None) -> None:
+        """Complete the receive if what was read counts. Have the message sent if it cannot be read."""
+        receiver, recv = self._receiver, self._recv
+        if self._is_over:
+            return
+        if isinstance(error, ProcessLookupError):
+            return  # the end of the stream tells of it
+        if error is not None:
+            if isinstance(error, PermissionError):
+                receiver.refuse()
+            self._is_over = True
+            recv.reader = None
+            receiver.inbox.grant(receiver.source, recv)
+        elif receiver.has_it_still():
+            self._is_over = True
+            receiver.bytes_taken += len(recv.into or b"")
+            receiver.shm_progress.note_progress()
+            receiver.inbox.read_directly(receiver.source, recv)
+        else:
+            receiver.uncertain[self] = None

@@ -1,0 +1,404 @@
+"""Announced messages that are read in the sender's memory: in order, cancelled, cut off, refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.p2p import direct_receiver, shm_sender
+from aiodist.p2p.matching import ANY_SOURCE, Recv
+from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
+from aiodist.shm import shared_memory
+from aiodist.shm.process_memory import ProcessMemory, address_of
+from aiodist.wire.frames import TENSOR
+from tests.p2p.conftest import SetClock
+from tests.p2p.pairs import Pair, content
+
+TAG = (TENSOR, 9, 1)
+OTHER = (TENSOR, 9, 2)
+PIECE = 64 << 10
+MIB = 1 << 20
+READ = ProcessMemory.read
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch, steady_clock: None) -> Iterator[Pair]:
+    """Whose messages are read in pieces of 64 KiB."""
+    monkeypatch.setattr(direct_receiver, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(shm_sender, "RING_BYTES", -1)  # no message goes in at once
+    made = Pair(64 << 20, shared_bytes=8 * MIB)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def _short_turns(pair: Pair, set_clock: SetClock) -> None:
+    """Two pieces are read before other callbacks have their turn."""
+    set_clock(6e-4)
+
+
+def bytes_of(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def half_way(pair: Pair, size: int, data: bytes | bytearray | None = None) -> Recv:
+    """A receive whose message has been read in part."""
+    recv = pair.b.recv(TAG, size)
+    pair.a.send(TAG, bytes_of(size) if data is None else data)
+    pair.a.stream.push(1 << 40)
+    assert recv.into is not None
+    assert bytes(recv.into[:PIECE]) == bytes_of(PIECE)
+    assert not any(recv.into[-PIECE:])
+    assert not recv.done
+    return recv
+
+
+@pytest.mark.parametrize("wakeful", [False, True])
+@pytest.mark.parametrize("posted_first", [True, False])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *(HOST_EAGER_BYTES + d for d in (-1, 0, 1)),
+        *(n * PIECE + d for n in (3, 4, 5) for d in (-1, 0, 1)),
+        *(EAGER_BYTES + d for d in (-1, 0, 1)),
+    ],
+)
+def test_sizes_around_every_limit(pair: Pair, size: int, posted_first: bool, wakeful: bool) -> None:
+    pair.a.spin_policy.active = pair.b.spin_policy.active = wakeful
+    data = bytes_of(size)
+    if posted_first:
+        recv = pair.b.recv(TAG, size)
+        send = pair.a.send(TAG, data)
+    else:
+        send = pair.a.send(TAG, data)
+        pair.settle()
+        assert send.done == (size <= HOST_EAGER_BYTES)
+        recv = pair.b.recv(TAG, size)
+    moved = pair.a.stream.queued()
+    while pair.settle_once():
+        moved += pair.a.stream.queued()
+    assert send.done
+    assert content(recv) == data
+    if size > HOST_EAGER_BYTES:
+        assert moved < 200, "the payload went down the stream"
+        assert pair.b.peer.bytes_heard > size  # it is alive that sends through memory alone
+
+
+def test_messages_of_all_sizes_keep_their_order_in_both_directions(pair: Pair) -> None:
+    sizes = [10, 300_000, 0, 2_500_000, HOST_EAGER_BYTES, 5, MIB, 1_000_001, 70_000] * 3
+    wanted: list[tuple[Recv, bytes]] = []
+    for number, size in enumerate(sizes):
+        for here, there in ((pair.a, pair.b), (pair.b, pair.a)):
+            data = bytes_of(size, number)
+            wanted.append((there.recv(TAG, size, ANY_SOURCE if number % 2 else None), data))
+            here.send(TAG, data)
+    pair.settle()
+    for recv, data in wanted:
+        assert content(recv) == data
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_small_messages_pass_a_large_one(pair: Pair) -> None:
+    large = half_way(pair, 3 * MIB)
+    small = pair.b.recv(OTHER, 3)
+    pair.a.send(OTHER, b"now")
+    pair.a.stream.push(1 << 40)
+    assert content(small) == b"now"
+    assert not large.done
+    pair.settle()
+    assert content(large) == bytes_of(3 * MIB)
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_receive_cancelled_half_way_is_not_written_and_the_next_one_gets_all(pair: Pair) -> None:
+    recv = half_way(pair, MIB)
+    assert recv.into is not None
+    pair.b.inbox.withdraw(recv)
+    recv.into[:] = bytes(MIB)
+    pair.settle()
+    assert not any(recv.into)
+    again = pair.b.recv(TAG, MIB)
+    pair.settle()
+    assert content(again) == bytes_of(MIB)
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_receive_that_waits_gets_the_message_of_a_cancelled_one(pair: Pair) -> None:
+    recv, waiting = half_way(pair, MIB), pair.b.recv(TAG, MIB)
+    pair.b.inbox.withdraw(recv)
+    pair.settle()
+    assert content(waiting) == bytes_of(MIB)
+
+
+@pytest.mark.usefixtures("_short_turns")
+@pytest.mark.parametrize("end", ["drop", "forget_group", "forget"])
+def test_a_send_ends_when_its_message_is_dropped_half_way(pair: Pair, end: str) -> None:
+    recv = pair.b.recv(TAG, MIB)
+    send = pair.a.send(TAG, bytes_of(MIB))
+    pair.a.stream.push(1 << 40)
+    assert not recv.done
+    if end == "drop":
+        pair.b.inbox.drop(recv)
+    elif end == "forget":
+        pair.b.inbox.forget(TAG)
+    else:
+        pair.b.inbox.forget_group(9)
+    assert recv.into is not None
+    recv.into[:] = bytes(MIB)
+    pair.settle()
+    assert send.done
+    assert not any(recv.into)
+    assert not pair.b.inbox.tickets
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_message_withdrawn_half_way_is_not_delivered(pair: Pair) -> None:
+    """Even if all of it is read before the receiver hears of that: its bytes may have changed."""
+    data = bytearray(bytes_of(MIB))
+    recv = pair.b.recv(TAG, MIB)
+    send = pair.a.send(TAG, data)
+    pair.a.stream.push(1 << 40)
+    assert pair.a.peer.outbox.withdraw(send)
+    data[:] = bytes(MIB)
+    while pair.run_soon():
+        pass
+    assert not recv.done
+    assert recv.into is not None
+    assert not any(recv.into[-PIECE:]), "read to the end"
+    pair.settle()
+    assert not recv.done
+    pair.a.send(TAG, bytes_of(MIB, 2))
+    pair.settle()
+    assert content(recv) == bytes_of(MIB, 2)
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_message_read_while_another_is_withdrawn_is_delivered_once_that_is_known(
+    pair: Pair,
+) -> None:
+    other = pair.a.send(OTHER, bytes_of(MIB))
+    recv = half_way(pair, MIB)
+    assert pair.a.peer.outbox.withdraw(other)
+    while pair.run_soon():
+        pass
+    assert not recv.done
+    pair.a.stream.push(1 << 40)
+    assert content(recv) == bytes_of(MIB)
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_rank_lost_half_way_fails_both_ends(pair: Pair) -> None:
+    recv = half_way(pair, MIB)
+    sends = [pair.b.send(TAG, bytes_of(MIB)), pair.b.send(TAG, bytes_of(MIB))]
+    pair.lose(pair.b, OSError("cut"))
+    for each in (recv, *sends):
+        assert each.done
+        assert isinstance(each.error, ConnectionError)
+    assert recv.into is not None
+    recv.into[:] = bytes(MIB)
+    pair.run_soon()
+    assert not any(recv.into), "written after its end"
+    again = pair.b.send(TAG, bytes_of(MIB))
+    assert isinstance(again.error, ConnectionError)
+
+
+@pytest.mark.usefixtures("_short_turns")
+@pytest.mark.parametrize("end", ["gives up its peer", "leaves", "closes its memory"])
+def test_what_was_read_of_a_sender_that_has_ended_does_not_count(pair: Pair, end: str) -> None:
+    """Its program may have used the memory again before the last piece was read."""
+    recv = half_way(pair, MIB)
+    memory = pair.memories[0]
+    assert memory is not None
+    if end == "gives up its peer":
+        pair.lose(pair.a)
+    elif end == "leaves":
+        memory.leave()
+    else:
+        memory.close()
+    while pair.run_soon():
+        pass
+    assert not recv.done
+    pair.lose(pair.b)
+    assert isinstance(recv.error, ConnectionError)
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 3])
+@pytest.mark.parametrize("wakeful", [False, True])
+def test_the_stream_carries_what_the_system_does_not_let_a_rank_read(
+    pair: Pair, pieces: int, wakeful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.b.spin_policy.active = wakeful
+    lock, asked = threading.Lock(), 0
+
+    def limited(memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
+        nonlocal asked
+        with lock:
+            asked += 1
+            if asked > pieces:
+                raise PermissionError
+        READ(memory, there, here, nbytes)
+
+    monkeypatch.setattr(ProcessMemory, "read", limited)
+    recv = pair.b.recv(TAG, MIB)
+    send = pair.a.send(TAG, bytes_of(MIB))
+    pair.settle()
+    assert content(recv) == bytes_of(MIB)
+    assert send.done
+    refused = asked
+    recv = pair.b.recv(TAG, MIB)
+    pair.a.send(TAG, bytes_of(MIB, 2))
+    pair.settle()
+    assert content(recv) == bytes_of(MIB, 2)
+    assert asked == refused, "asked again"
+
+
+def test_a_message_in_memory_that_cannot_be_read_goes_over_the_stream(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a device is, which a process maps. Later messages are read."""
+    recv = pair.b.recv(TAG, MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(shm_sender, "address_of", lambda data: 8)
+        pair.a.send(TAG, bytes_of(MIB))
+    pair.settle()
+    assert content(recv) == bytes_of(MIB)
+    heard = pair.b.peer.direct_receiver.bytes_taken
+    recv = pair.b.recv(TAG, MIB)
+    pair.a.send(TAG, bytes_of(MIB, 2))
+    pair.settle()
+    assert content(recv) == bytes_of(MIB, 2)
+    assert pair.b.peer.direct_receiver.bytes_taken == heard + MIB
+
+
+class LateError(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_message_whose_copy_a_signals_handler_strikes_arrives_whole(
+    pair: Pair, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strikes = iter((False, True))
+
+    def struck(memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
+        strikes_now = next(strikes, False)
+        if begun or not strikes_now:
+            READ(memory, there, here, nbytes)
+        if strikes_now:
+            raise LateError
+
+    recv = pair.b.recv(TAG, 4 * PIECE)
+    pair.a.send(TAG, bytes_of(4 * PIECE))
+    monkeypatch.setattr(ProcessMemory, "read", struck)
+    with pytest.raises(LateError):
+        pair.a.stream.push(1 << 40)
+    pair.settle()
+    assert content(recv) == bytes_of(4 * PIECE)
+
+
+def test_a_receive_from_a_process_that_has_ended_waits_for_the_end_of_its_stream(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    monkeypatch.setattr(shared_memory.SharedMemory, "pid_of", lambda self, rank: process.pid)
+    recv = pair.b.recv(TAG, MIB)
+    pair.a.send(TAG, bytes_of(MIB))
+    pair.settle()
+    assert not recv.done
+    pair.lose(pair.b)
+    assert isinstance(recv.error, ConnectionError)
+
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
+
+class Helper:
+    """Holds the second thread up in its first piece, and the first one until then."""
+
+    def __init__(self, into: memoryview) -> None:
+        self.base = address_of(into)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.first: list[int] = []
+        self.second: list[int] = []
+
+    def read(self, memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
+        piece = (here - self.base) // PIECE
+        if threading.current_thread() is threading.main_thread():
+            assert self.begun.wait(20)
+            READ(memory, there, here, nbytes)
+            self.first.append(piece)
+            return
+        self.begun.set()
+        assert self.go_on.wait(20)
+        READ(memory, there, here, nbytes)
+        self.second.append(piece)
+
+
+@needs_two_cores
+def test_a_second_thread_reads_from_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.b.spin_policy.active = True
+    recv = pair.b.recv(TAG, 4 * PIECE)
+    assert recv.into is not None
+    helper = Helper(recv.into)
+    monkeypatch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
+    timer = threading.Timer(0.05, helper.go_on.set)
+    timer.start()
+    pair.a.send(TAG, bytes_of(4 * PIECE))
+    pair.settle()
+    timer.join()
+    assert content(recv) == bytes_of(4 * PIECE)
+    assert (helper.first, helper.second) == ([0, 1, 2], [3])
+
+
+@needs_two_cores
+@pytest.mark.usefixtures("_short_turns")
+def test_a_cancelled_receive_returns_when_its_second_thread_writes_no_more(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.b.spin_policy.active = True
+    recv = pair.b.recv(TAG, 9 * PIECE)
+    assert recv.into is not None
+    helper = Helper(recv.into)
+    monkeypatch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
+    pair.a.send(TAG, bytes_of(9 * PIECE))
+    pair.a.stream.push(1 << 40)
+    assert helper.second == []
+    timer = threading.Timer(0.05, helper.go_on.set)
+    timer.start()
+    pair.b.inbox.withdraw(recv)
+    assert helper.second == [8]
+    timer.join()
+
+
+def test_waiting_for_the_reader_of_a_message_takes_no_core(pair: Pair) -> None:
+    """The reader's second thread may use it."""
+    pair.a.spin_policy.active = True
+    send, _ = pair.a.send(TAG, bytes_of(MIB)), pair.a.send(OTHER, bytes_of(MIB))
+    assert not pair.a.spin_policy.may_spin
+    pair.b.recv(TAG, MIB)
+    pair.settle()
+    assert send.done
+    assert not pair.a.spin_policy.may_spin
+    pair.lose(pair.a)
+    assert pair.a.spin_policy.may_spin
+
+
+def test_without_a_ring_messages_use_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", MIB)
+    pair = Pair(64 << 20, shared_bytes=MIB)
+    send = pair.a.send(TAG, bytes_of(EAGER_BYTES))
+    pair.settle()
+    assert send.done  # no receive has granted it
+    recvs = [pair.b.recv(TAG, EAGER_BYTES), pair.b.recv(TAG, 3 * MIB)]
+    pair.a.send(TAG, bytes_of(3 * MIB))
+    pair.settle()
+    assert [content(recv) for recv in recvs] == [bytes_of(EAGER_BYTES), bytes_of(3 * MIB)]
+    assert pair.b.peer.direct_receiver.bytes_taken == 0
+    pair.close()
