@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 
@@ -20,6 +20,17 @@ def have_cores(allowed: Collection[frozenset[int]]) -> bool:
     return all(
         sum(cores <= room for cores in allowed) <= len(room) for room in {*allowed, everything}
     )
+
+
+def spare_cores(allowed: Sequence[frozenset[int]], own: frozenset[int]) -> int:
+    """Return how many more cores a rank may use while one other rank of its host waits for it.
+
+    ``allowed``: as of `have_cores`. ``own``: those of this rank. 0 if ranks outnumber cores.
+    """
+    if not have_cores(allowed):
+        return 0
+    share = len(frozenset().union(*allowed)) // len(allowed)
+    return min(2 * share, len(own)) - 1
 
 
 def own_cores() -> frozenset[int]:

@@ -3,13 +3,13 @@
 A REQUEST says where the message is in the sender's process. The receiver reads it from there
 (`shm.process_memory`) and answers RELEASE, and no byte goes through a ring or a stream. MPI
 libraries call it cross memory attach (Vienne, "Benefits of Cross Memory Attach for MPI libraries on
-HPC clusters", 2014). Here a second thread of the receiver takes pieces from the message's end
-meanwhile: the sender waits, so its core is idle.
+HPC clusters", 2014). Here more threads of the receiver take pieces from the message's end meanwhile:
+the sender waits, so its core is idle, and there may be others.
 
 Invariants:
 
 - A rank writes to no memory of another rank. So a receive that is cancelled, or fails, stops its
-  own two threads, and the caller may use its memory again.
+  own threads, and the caller may use its memory again.
 - A sender may take a message back at any time, and change it. It first raises the number of messages
   that it has taken back, and then looks whether the receiver has noted this one as read. A receiver
   that has read a whole message notes it, and then looks at that number. With a fence between the two
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.errors import ProtocolError, summary_of
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 512 << 10
 """Bytes that a thread reads at a time, in some 50 us. A receive that is cancelled waits as long."""
+
+
+MOST_HELPERS = 3
+"""Threads beside the one that receives. With more of them the memory is what is busy."""
 
 
 class DirectReceiver:
@@ -60,7 +65,11 @@ class DirectReceiver:
         memory = self._memory_of_source()
         if memory is None or recv.into is None:
             return False
-        direct = _DirectReceive(self, recv, _Copy(memory, address, recv.into))
+        helpers = self.shm_progress.helpers
+        n_helpers = min(helpers.limit, MOST_HELPERS, len(recv.into) // PIECE_BYTES)
+        copy = _Copy(memory, address, recv.into, n_helpers)
+        helpers.do(copy.helpers)
+        direct = _DirectReceive(self, recv, copy)
         recv.reader = direct
         self.shm_progress.enlist(direct)
         return True
@@ -95,15 +104,16 @@ class DirectReceiver:
 
 
 class _Copy:
-    """The pieces of a message. Two threads take them, from its begin and from its end."""
+    """The pieces of a message. One thread takes them from its begin, ``helpers`` more from its end."""
 
-    def __init__(self, memory: ProcessMemory, there: int, into: memoryview) -> None:
+    def __init__(self, memory: ProcessMemory, there: int, into: memoryview, n_helpers: int) -> None:
         self._memory = memory
         self._there = there
         self._here = address_of(into)
         self._into = into  # which must live
         self._claim = threading.Lock()
-        self._helping = threading.Lock()  # while the second thread reads a piece
+        # Of each helper, while it reads a piece.
+        self._reading = [threading.Lock() for _ in range(n_helpers)]
         self._begin, self._end = 0, len(into)  # of what is left to be taken
         self.error: OSError | None = None
 
@@ -111,12 +121,10 @@ class _Copy:
         """Read the first piece that is left. Returns False if none is."""
         return self._read(self._take_first)
 
-    def read_from_the_end(self) -> None:
-        """Read the last piece, and so on until none is left. For a second thread."""
-        left = True
-        while left:
-            with self._helping:
-                left = self._read(self._take_last)
+    @property
+    def helpers(self) -> list[Callable[[], None]]:
+        """What each helper is to do: read the last piece, and so on until none is left."""
+        return [partial(self._help, reading) for reading in self._reading]
 
     def stop(self) -> None:
         """Leave no piece to be taken."""
@@ -125,8 +133,15 @@ class _Copy:
 
     def wait(self) -> None:
         """Return when no thread reads any more: after one piece at most. No piece is left."""
-        with self._helping:
-            pass
+        for reading in self._reading:
+            with reading:
+                pass
+
+    def _help(self, reading: threading.Lock) -> None:
+        left = True
+        while left:
+            with reading:
+                left = self._read(self._take_last)
 
     def _take_first(self) -> tuple[int, int]:
         with self._claim:
@@ -170,7 +185,6 @@ class _DirectReceive:
         self._recv = recv
         self._copy: _Copy | None = copy  # until all pieces were read
         self._is_over = False
-        receiver.shm_progress.run_beside(copy.read_from_the_end)
 
     # -- p2p.shm_progress.ProgressSource
 

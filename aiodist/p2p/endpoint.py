@@ -14,7 +14,7 @@ from aiodist.errors import DistError, DistNetworkError, PeerLostError, ProtocolE
 from aiodist.links.closing_streams import ClosingStreams, LossSuspicion
 from aiodist.links.dialing import unreachable
 from aiodist.links.forks import close_in_children
-from aiodist.links.host import have_cores, host_id, own_cores
+from aiodist.links.host import have_cores, host_id, own_cores, spare_cores
 from aiodist.links.losses import ENDED, LEFT, outcast, peer_lost, without_frames
 from aiodist.links.rank_info import RankInfo
 from aiodist.liveness import HeartbeatThread, LossNotice
@@ -133,11 +133,13 @@ class Endpoint:
         here = [rank_info for rank_info in rank_infos if rank_info.host_id == self._host_id]
         pids = [rank_info.pid for rank_info in here]
         self.shares_process = len(set(pids)) < len(pids)  # where spinning blocks the other rank
-        separate = have_cores([rank_info.cores for rank_info in here])
+        cores = [rank_info.cores for rank_info in here]
+        separate = have_cores(cores)
         self.spin_policy.meet([] if self.shares_process else pids, have_cores=separate)
         if self.memory is not None:
             segments = {c.rank: c.segment for c in rank_infos if c.host_id == self._host_id}
             self.memory.meet(segments)
+            self.shm_progress.helpers.limit = spare_cores(cores, self.rank_info.cores)
             self._loop.add_reader(self.memory.doorbell.fd, self._rung)
         for rank_info in rank_infos:
             if rank_info.rank != self.rank:

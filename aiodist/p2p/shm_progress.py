@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
@@ -35,22 +34,35 @@ class ProgressSource(Protocol):
         """Handle a breach of the protocol by the other rank."""
 
 
-class HelperThread:
-    """A thread that does one job after the other, while the loop's thread does others."""
+class HelperThreads:
+    """Threads that copy beside the loop's thread, on cores that no rank uses meanwhile."""
 
     def __init__(self) -> None:
-        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="aiodist-copy", daemon=True)
-        self._thread.start()
+        self.limit = 0
+        """How many there may be: so many cores are free."""
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
 
-    def _work(self) -> None:
-        while (job := self.jobs.get()) is not None:
-            job()
+    def do(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Do ``jobs``, which raise nothing, each in a thread."""
+        while len(self._threads) < len(jobs):
+            thread = threading.Thread(target=self._work, name="aiodist-copy", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        for job in jobs:
+            self._jobs.put(job)
 
     def end(self) -> None:
-        """Return once the jobs are done. Idempotent."""
-        self.jobs.put(None)
-        self._thread.join()
+        """Return once all jobs are done. Idempotent."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._jobs.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
 
 class ShmProgress:
@@ -65,7 +77,7 @@ class ShmProgress:
         self._busy: dict[ProgressSource, float] = {}  # with the time of its last copied piece
         self._working = False
         self._armed = False
-        self._helper: HelperThread | None = None
+        self.helpers = HelperThreads()
 
     @property
     def is_wakeful(self) -> bool:
@@ -85,24 +97,17 @@ class ShmProgress:
             self._working = True
             try:
                 self._work()
-            except BaseException:  # of a signal's handler: what it has struck goes on in another turn
+            except (
+                BaseException
+            ):  # of a signal's handler: what it has struck goes on in another turn
                 self._go_on_soon()
                 raise
             finally:
                 self._working = False
 
-    def run_beside(self, job: Callable[[], None]) -> None:
-        """Run ``job`` in another thread, unless no core is left for that. It must raise nothing."""
-        if not self.is_wakeful or len(os.sched_getaffinity(0)) < 2:
-            return
-        if self._helper is None:
-            self._helper = HelperThread()
-        self._helper.jobs.put(job)
-
     def close(self) -> None:
-        """Release the thread and the shared memory. Idempotent."""
-        if self._helper is not None:
-            self._helper.end()
+        """Release the threads and the shared memory. Idempotent."""
+        self.helpers.end()
         if self.memory is not None:
             self.memory.close()
 

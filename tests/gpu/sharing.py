@@ -24,6 +24,7 @@ from aiodist.links.host import host_id
 from aiodist.tensors.device_memory import CudaMemory
 from tests.backends.devices.memfd import MemfdMemory
 from tests.engine.conftest import engine_of
+from tests.gpu.delays import delay
 from tests.gpu.operations import differing, every_operation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -56,8 +57,11 @@ def areas_of(group: Any) -> int:
 
 
 async def turns_during_a_large_collective(device: str, count: int) -> int:
-    """How often the event loop has turned."""
+    """How often the event loop has turned, in a collective that waits for the device's earlier work."""
     tensor = torch.arange(count, dtype=torch.float32, device=device) % 1000
+    if device == "cuda":
+        for _ in range(20):
+            delay()
     work = dist.all_reduce(tensor)
     turns = 0
     while not work.is_completed():
@@ -67,6 +71,17 @@ async def turns_during_a_large_collective(device: str, count: int) -> int:
     expected = torch.arange(count, dtype=torch.float32) % 1000 * dist.get_world_size()
     assert torch.equal(tensor.cpu(), expected)
     return turns
+
+
+async def large_message(device: str) -> None:
+    """Rank 0 sends what no message ring has room for. Rank 1 may read it in rank 0's memory."""
+    sent = torch.arange(3 << 20, dtype=torch.float32, device=device)
+    if dist.get_rank() == 0:
+        await dist.send(sent, 1)
+    elif dist.get_rank() == 1:
+        came = torch.zeros_like(sent)
+        await dist.recv(came, 0)
+        assert torch.equal(came, sent)
 
 
 async def main(way: str) -> None:
@@ -80,6 +95,7 @@ async def main(way: str) -> None:
             found = await every_operation(device, dtype, count)
             assert differing(found, expected.pop(0)) == [], (way, dtype, count)
     if size > 1:
+        await large_message(device)
         count = 1 << (24 if way in ("ipc", "staging") else 20)  # else in many steps as it is
         assert await turns_during_a_large_collective(device, count) > 20
     assert areas_of(dist.group.WORLD) == (0 if way == "staging" else size)

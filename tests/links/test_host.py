@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aiodist.links.host import have_cores, host_id, own_cores
+from aiodist.links.host import have_cores, host_id, own_cores, spare_cores
 
 
 def test_a_host_has_one_name_and_a_variable_takes_its_place(
@@ -21,6 +21,28 @@ def test_a_host_has_one_name_and_a_variable_takes_its_place(
     assert host_id() == "rack1-node7"
     monkeypatch.setenv("AIODIST_HOST_ID", "")
     assert host_id() == found
+
+
+@pytest.mark.parametrize(
+    ("allowed", "spare"),
+    [
+        ([2, 2], 1),  # the other rank's
+        ([2, 2, 2], 0),
+        ([16, 16], 15),
+        ([16] * 8, 3),
+        ([16] * 16, 1),
+    ],
+)
+def test_a_rank_may_use_its_share_of_the_cores_and_that_of_the_rank_that_waits_for_it(
+    allowed: list[int], spare: int
+) -> None:
+    cores = [frozenset(range(count)) for count in allowed]
+    assert spare_cores(cores, cores[0]) == spare
+
+
+def test_a_rank_that_is_bound_to_one_core_has_none_to_spare() -> None:
+    cores = [frozenset({0}), frozenset({1})]
+    assert spare_cores(cores, cores[0]) == 0
 
 
 def test_ranks_have_cores_where_each_may_use_one_of_its_own() -> None:

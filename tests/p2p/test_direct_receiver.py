@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -59,7 +58,7 @@ def half_way(pair: Pair, size: int, data: bytes | bytearray | None = None) -> Re
     return recv
 
 
-@pytest.mark.parametrize("wakeful", [False, True])
+@pytest.mark.parametrize("helpers", [0, 1, 3])
 @pytest.mark.parametrize("posted_first", [True, False])
 @pytest.mark.parametrize(
     "size",
@@ -69,8 +68,8 @@ def half_way(pair: Pair, size: int, data: bytes | bytearray | None = None) -> Re
         *(EAGER_BYTES + d for d in (-1, 0, 1)),
     ],
 )
-def test_sizes_around_every_limit(pair: Pair, size: int, posted_first: bool, wakeful: bool) -> None:
-    pair.a.spin_policy.active = pair.b.spin_policy.active = wakeful
+def test_sizes_around_every_limit(pair: Pair, size: int, posted_first: bool, helpers: int) -> None:
+    pair.b.shm_progress.helpers.limit = helpers
     data = bytes_of(size)
     if posted_first:
         recv = pair.b.recv(TAG, size)
@@ -229,11 +228,11 @@ def test_what_was_read_of_a_sender_that_has_ended_does_not_count(pair: Pair, end
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 3])
-@pytest.mark.parametrize("wakeful", [False, True])
+@pytest.mark.parametrize("helpers", [0, 1, 3])
 def test_the_stream_carries_what_the_system_does_not_let_a_rank_read(
-    pair: Pair, pieces: int, wakeful: bool, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, pieces: int, helpers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair.b.spin_policy.active = wakeful
+    pair.b.shm_progress.helpers.limit = helpers
     lock, asked = threading.Lock(), 0
 
     def limited(memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
@@ -316,11 +315,8 @@ def test_a_receive_from_a_process_that_has_ended_waits_for_the_end_of_its_stream
     assert isinstance(recv.error, ConnectionError)
 
 
-needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-
-
 class Helper:
-    """Holds the second thread up in its first piece, and the first one until then."""
+    """Holds the helper up in its first piece, and the receiver's own thread until then."""
 
     def __init__(self, into: memoryview) -> None:
         self.base = address_of(into)
@@ -341,9 +337,8 @@ class Helper:
         self.second.append(piece)
 
 
-@needs_two_cores
-def test_a_second_thread_reads_from_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair.b.spin_policy.active = True
+def test_a_helper_reads_from_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.b.shm_progress.helpers.limit = 1
     recv = pair.b.recv(TAG, 4 * PIECE)
     assert recv.into is not None
     helper = Helper(recv.into)
@@ -357,12 +352,11 @@ def test_a_second_thread_reads_from_the_end(pair: Pair, monkeypatch: pytest.Monk
     assert (helper.first, helper.second) == ([0, 1, 2], [3])
 
 
-@needs_two_cores
 @pytest.mark.usefixtures("_short_turns")
-def test_a_cancelled_receive_returns_when_its_second_thread_writes_no_more(
+def test_a_cancelled_receive_returns_when_its_helper_writes_no_more(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair.b.spin_policy.active = True
+    pair.b.shm_progress.helpers.limit = 1
     recv = pair.b.recv(TAG, 9 * PIECE)
     assert recv.into is not None
     helper = Helper(recv.into)
