@@ -16,12 +16,15 @@ Invariants:
   steps on both sides, at least one of the ranks sees the other. If the sender does, the message has
   gone. If the number is not that of the last WITHDRAW frame, the receiver waits for the frame, which
   names the message or none.
+- A message that was noted is not read again: its sender's program may have its memory back. If its
+  receive is cancelled, the next one has it sent, and the sender keeps a copy if it was taken back.
 - A sender that gives up, or ends, raises that number too, closes its segment, or says that it leaves.
   So what was read counts if the segment is still there afterwards.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -66,7 +69,7 @@ class DirectReceiver:
         if memory is None or recv.into is None:
             return False
         helpers = self.shm_progress.helpers
-        n_helpers = min(helpers.limit, MOST_HELPERS, len(recv.into) // PIECE_BYTES)
+        n_helpers = min(helpers.limit, MOST_HELPERS, (len(recv.into) - 1) // PIECE_BYTES)
         copy = _Copy(memory, address, recv.into, n_helpers)
         helpers.do(copy.helpers)
         direct = _DirectReceive(self, recv, copy)
@@ -133,15 +136,26 @@ class _Copy:
 
     def wait(self) -> None:
         """Return when no thread reads any more: after one piece at most. No piece is left."""
+        struck: BaseException | None = None
         for reading in self._reading:
-            with reading:
-                pass
+            waits = True
+            while waits:
+                try:
+                    with reading:
+                        waits = False
+                except BaseException as error:  # noqa: BLE001  # of a signal's handler: raised below
+                    struck = error
+        if struck is not None:
+            raise struck
 
     def _help(self, reading: threading.Lock) -> None:
         left = True
         while left:
             with reading:
-                left = self._read(self._take_last)
+                try:
+                    left = self._read(self._take_last)
+                except BaseException:  # noqa: BLE001  # it is in `error`, and the thread is for others, too
+                    left = False
 
     def _take_first(self) -> tuple[int, int]:
         with self._claim:
@@ -198,10 +212,11 @@ class _DirectReceive:
             return False
         if not copy.read_first():
             copy.wait()
-            self._copy = None
-            if copy.error is None:
+            if copy.error is None and self._recv.offer is not None:
+                self._recv.offer.address = 0
                 self._receiver.source.shm_receiver.note_read(self._recv.send_id)
             self.end(copy.error)
+            self._copy = None  # last: what a signal's handler strikes is done once more
         return True
 
     def arm(self) -> bool:
@@ -231,7 +246,7 @@ class _DirectReceive:
         if isinstance(error, ProcessLookupError):
             return  # the end of the stream tells of it
         if error is not None:
-            if isinstance(error, PermissionError):
+            if isinstance(error, PermissionError) or error.errno == errno.ENOSYS:
                 receiver.refuse()
             self._is_over = True
             recv.reader = None

@@ -134,11 +134,9 @@ class Endpoint:
         pids = [rank_info.pid for rank_info in here]
         self.shares_process = len(set(pids)) < len(pids)  # where spinning blocks the other rank
         cores = [rank_info.cores for rank_info in here]
-        separate = have_cores(cores)
-        self.spin_policy.meet([] if self.shares_process else pids, have_cores=separate)
+        self.spin_policy.meet([] if self.shares_process else pids, have_cores=have_cores(cores))
         if self.memory is not None:
-            segments = {c.rank: c.segment for c in rank_infos if c.host_id == self._host_id}
-            self.memory.meet(segments)
+            self.memory.meet({rank_info.rank: rank_info.segment for rank_info in here})
             self.shm_progress.helpers.limit = spare_cores(cores, self.rank_info.cores)
             self._loop.add_reader(self.memory.doorbell.fd, self._rung)
         for rank_info in rank_infos:
@@ -194,9 +192,7 @@ class Endpoint:
         return bool(self._peers[rank].links)
 
     def polls(self, ranks: Sequence[int]) -> list[Callable[[], None]]:
-        """Return the functions that read what ``ranks`` have sent and write what is queued for
-        them.
-        """
+        """Return functions that read what ``ranks`` have sent and write what is queued for them."""
         return [poll for rank in set(ranks) for poll in self._peers[rank].polls()]
 
     def host_of(self, rank: int) -> str:
@@ -384,6 +380,8 @@ class Endpoint:
 
     def abandon(self) -> None:
         """Close without the loop, which has ended. To the other ranks, this one has died."""
+        for peer in self._peers.values():
+            peer.abandon()
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None

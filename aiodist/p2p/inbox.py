@@ -88,7 +88,7 @@ class Inbox:
         self._is_over = is_over
         self._late = late
         self.tickets: dict[int, Recv] = {}
-        """Receives whose message was granted and has not come yet."""
+        """Receives whose message was granted, or is being read, and has not come yet."""
         self._next_ticket = 0
         self._sources: dict[int, Source] = {}
         self._watched: dict[Key, Callable[[int, bytes], None]] = {}
@@ -151,10 +151,11 @@ class Inbox:
             self._hand_on(recv.arrival)
             recv.arrival = None
             return
-        offer, recv.offer = recv.offer, None
+        offer = recv.offer
         if offer is not None:
+            _stop_reading(recv)  # first: what a signal's handler strikes is done once more
             del self.tickets[recv.ticket]
-            _stop_reading(recv)
+            recv.offer = None
             offer.order = recv.turn
             self._hand_on(offer)
             if offer.recv is not None:

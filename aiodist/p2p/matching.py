@@ -82,9 +82,9 @@ class Recv(Pending[int]):
         self.meta = b""  # of the message that was accepted
         self.source = ANY_SOURCE  # the sender of that message
         self.got = 0  # bytes received so far, if the message comes in parts
-        self.ticket = 0  # the number in this rank's GRANT, while parts are on their way
-        self.send_id = 0  # the number in the sender's REQUEST, while parts are on their way
-        self.reader: Reader | None = None  # the connection that reads into this receive now
+        self.ticket = 0  # the number in this rank's GRANT, while the message is on its way
+        self.send_id = 0  # the number in the sender's REQUEST, while the message is on its way
+        self.reader: Reader | None = None  # what reads into this receive now
 
     def accept(self, src: int, meta: bytes, length: int) -> BaseException | None:
         """Prepare ``into`` for the message. Returns why the message does not fit, or None."""
@@ -115,7 +115,7 @@ class TakesBack(Protocol):
 
 
 class Reader(Protocol):
-    """A connection that is reading a payload."""
+    """What is reading a payload: a connection, or a copy out of the sender's process."""
 
     def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
         """Read the rest for ``target`` into ``destination``, and move there what was read already."""

@@ -195,6 +195,9 @@ class Outbox:
             id = 0 if has_gone else message.id
             self.control(encode(FrameType.WITHDRAW, (0, 0, number), id=id))
             if has_gone:
+                # The receive may be cancelled nevertheless, and the message be granted to the next one.
+                message.data = memoryview(bytes(message.data))
+                self._is_read_no_more(message)
                 return False
             if is_requested:
                 self._answered(message.id)
@@ -282,11 +285,14 @@ class Outbox:
     def _answered(self, send_id: int) -> Send | None:
         """Return the announced message, which its receiver reads no more, or None."""
         message = self._requested.pop(send_id, None)
-        if message is not None and message.address:
-            message.address = 0
-            if self.shm is not None:
-                self.shm.answered()
+        if message is not None:
+            self._is_read_no_more(message)
         return message
+
+    def _is_read_no_more(self, message: Send) -> None:
+        if message.address and self.shm is not None:
+            message.address = 0
+            self.shm.answered()
 
     def _offer(self, message: Send, connection: Connection, wanted: bool = False) -> bool:
         """Send a message or its announcement. Returns False if the credit does not allow it."""
@@ -310,7 +316,8 @@ class Outbox:
             self._next_id += 1
             message.id = self._next_id
             self._requested[message.id] = message
-            shm, oldest = self.shm, next(iter(self._requested))
+            shm = self.shm
+            oldest = next((id for id, each in self._requested.items() if each.address), message.id)
             if shm is not None and message.id - oldest <= SPREAD:
                 message.address = shm.announce(message.data)
             meta = request_meta(message.address, message.meta)

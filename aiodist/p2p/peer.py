@@ -80,6 +80,11 @@ class Peer:
         """Look at the message ring: the peer has written to it."""
         self.shm_receiver.woken()
 
+    def abandon(self) -> None:
+        """Make void what the peer reads from now on: the program goes on without the loop."""
+        if self.outbox.shm is not None:
+            self.outbox.shm.withdraw()
+
     def polls(self) -> list[Callable[[], None]]:
         """Return the functions that read what the peer has sent and write what is queued for it."""
         polls = [self.shm_receiver.poll, *(link.connection.poll for link in self.links)]

@@ -54,7 +54,7 @@ class ShmSender:
         self._connection = connection
         self.broken = broken
         self.turn = 0
-        """Messages and parts that have gone to the peer over the stream."""
+        """Messages that have gone to the peer over the stream."""
         self._ring: RingWriter | None = None
         self._asked = False
 

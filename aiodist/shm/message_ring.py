@@ -5,7 +5,7 @@ three words: its length, the unused bytes in front of it, and its turn. The turn
 messages that went to the receiver over the stream before it, so both paths together keep the order
 of sending.
 
-The control words stand in the table behind the head of each segment, which has two cache lines for
+The control words stand in the table behind the head of each segment, which has four cache lines for
 each other rank of the host. Positions count all bytes of the ring since its beginning; the offset
 in the ring is the remainder by its length::
 
@@ -50,14 +50,14 @@ WRITTEN, START, NBYTES, RESTART, WITHDRAWALS = range(5)
 TAKEN, SLEEP, READ = 8, 9, 10
 """The control words by their index."""
 
-_READ_WORDS = 6
+_READ_WORDS = 22
 _IDS_A_WORD = 32
 """A word of ``read`` has so many ids, one after the other: a bit for each below the number of the first."""
 
 SPREAD = (_READ_WORDS - 1) * _IDS_A_WORD
 """Ids of announced messages that are not further from each other than this have bits of their own."""
 
-LINES_BYTES = 128
+LINES_BYTES = 256
 """Bytes of the table for one other rank."""
 
 RECORD_BYTES = 24

@@ -100,7 +100,8 @@ class SharedMemory:
 
         A rank without memory has an empty description.
         """
-        if len(descriptions) > 1:
+        own = self.description.partition(":")[0]
+        if any(not description.startswith(f"{own}:") for description in descriptions.values()):
             allow_readers()
         failures = []
         head = self._own.view[:_HEAD_BYTES].cast("Q")

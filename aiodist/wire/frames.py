@@ -83,7 +83,7 @@ class FrameType(enum.IntEnum):
     """A message of agreement number ``channel`` of ``group`` on the living ranks, in the payload."""
     WAKE = 17
     """The receiver sleeps, and need not any more. ``id`` 0: a flag was set in the shared memory of
-    ``group``. ``id`` 1: there is a message, or room, in a message ring between the two ranks."""
+    ``group``. ``id`` 1: there is a message in the sender's message ring for the receiver."""
     FINGERPRINT = 18
     """The sender has waited in collective number ``channel`` of ``group`` for the receiver. The metadata is
     the fingerprint of that collective."""

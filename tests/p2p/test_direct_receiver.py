@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 from aiodist.p2p import direct_receiver, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
+from aiodist.p2p.shm_receiver import ShmReceiver
 from aiodist.shm import shared_memory
 from aiodist.shm.process_memory import ProcessMemory, address_of
 from aiodist.wire.frames import TENSOR
@@ -24,6 +26,7 @@ OTHER = (TENSOR, 9, 2)
 PIECE = 64 << 10
 MIB = 1 << 20
 READ = ProcessMemory.read
+NOTE = ShmReceiver.note_read
 
 
 @pytest.fixture
@@ -178,6 +181,33 @@ def test_a_message_withdrawn_half_way_is_not_delivered(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("_short_turns")
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_message_that_both_ends_give_up_once_it_was_read_goes_to_the_next_receive_as_it_was(
+    pair: Pair, waiting: bool
+) -> None:
+    """Its sender is told that it has gone, and may use its memory again: nobody may read it there."""
+    pair.a.spin_policy.active = True
+    data = bytearray(bytes_of(MIB))
+    recv, send = pair.b.recv(TAG, MIB), pair.a.send(TAG, data)
+    pair.a.stream.push(1 << 40)
+    other = pair.a.send(OTHER, bytes_of(MIB, 2))
+    assert pair.a.peer.outbox.withdraw(other)  # so the receiver is uncertain once it has read all
+    while pair.run_soon():
+        pass
+    assert not recv.done
+    assert not pair.a.peer.outbox.withdraw(send)
+    assert pair.a.spin_policy.may_spin
+    data[:] = bytes(MIB)
+    receives = [pair.b.recv(TAG, MIB)] if waiting else []
+    pair.b.inbox.withdraw(recv)
+    pair.settle()
+    again = receives[0] if waiting else pair.b.recv(TAG, MIB)
+    pair.settle()
+    assert content(again) == bytes_of(MIB)
+    assert send.done
+
+
+@pytest.mark.usefixtures("_short_turns")
 def test_a_message_read_while_another_is_withdrawn_is_delivered_once_that_is_known(
     pair: Pair,
 ) -> None:
@@ -301,6 +331,24 @@ def test_a_message_whose_copy_a_signals_handler_strikes_arrives_whole(
     assert content(recv) == bytes_of(4 * PIECE)
 
 
+@pytest.mark.usefixtures("_short_turns")
+def test_a_message_that_was_noted_when_a_signals_handler_strikes_completes_its_receive(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recv = half_way(pair, MIB)
+
+    def struck(receiver: ShmReceiver, id: int) -> None:
+        NOTE(receiver, id)
+        raise LateError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShmReceiver, "note_read", struck)
+        with pytest.raises(LateError):
+            pair.settle()
+    pair.settle()
+    assert content(recv) == bytes_of(MIB)
+
+
 def test_a_receive_from_a_process_that_has_ended_waits_for_the_end_of_its_stream(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +417,68 @@ def test_a_cancelled_receive_returns_when_its_helper_writes_no_more(
     pair.b.inbox.withdraw(recv)
     assert helper.second == [8]
     timer.join()
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_cancellation_that_a_signals_handler_strikes_leaves_nothing_behind(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.b.shm_progress.helpers.limit = 1
+    recv = pair.b.recv(TAG, 9 * PIECE)
+    assert recv.into is not None
+    helper = Helper(recv.into)
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
+        send = pair.a.send(TAG, bytes_of(9 * PIECE))
+        pair.a.stream.push(1 << 40)
+
+        def strike(*_: object) -> None:
+            threading.Timer(0.05, helper.go_on.set).start()
+            raise LateError
+
+        before = signal.signal(signal.SIGALRM, strike)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(LateError):
+                pair.b.inbox.withdraw(recv)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert helper.second == [8], "the helper still writes"
+    pair.b.inbox.withdraw(recv)
+    again = pair.b.recv(TAG, 9 * PIECE)
+    pair.settle()
+    assert content(again) == bytes_of(9 * PIECE)
+    assert send.done
+
+
+def test_a_helper_without_memory_helps_with_the_next_message(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.b.shm_progress.helpers.limit = 1
+    recv = pair.b.recv(TAG, 4 * PIECE)
+    assert recv.into is not None
+    helper = Helper(recv.into)
+
+    def starved(memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            helper.begun.set()
+            raise MemoryError
+        helper.read(memory, there, here, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessMemory, "read", starved)
+        pair.a.send(TAG, bytes_of(4 * PIECE))
+        pair.settle()
+    assert content(recv) == bytes_of(4 * PIECE)
+    recv = pair.b.recv(TAG, 4 * PIECE)
+    assert recv.into is not None
+    helper = Helper(recv.into)
+    helper.go_on.set()
+    monkeypatch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
+    pair.a.send(TAG, bytes_of(4 * PIECE, 2))
+    pair.settle()
+    assert content(recv) == bytes_of(4 * PIECE, 2)
+    assert helper.second
 
 
 def test_waiting_for_the_reader_of_a_message_takes_no_core(pair: Pair) -> None:

@@ -140,7 +140,7 @@ class Exchange:
             entry = self.random.choice(running)
             if side.peer.outbox.withdraw(entry[0]):
                 entries.remove(entry)
-                entry[2][:] = b"\xee" * len(entry[2])
+            entry[2][:] = b"\xee" * len(entry[2])  # the memory is the caller's again
 
     def scribble(self) -> None:
         """The memory of a finished send is the caller's again."""
