@@ -115,7 +115,7 @@ class _Copy:
         self._here = address_of(into)
         self._into = into  # which must live
         self._claim = threading.Lock()
-        # Of each helper, while it reads a piece.
+        # A helper holds its lock while it reads a piece.
         self._reading = [threading.Lock() for _ in range(n_helpers)]
         self._begin, self._end = 0, len(into)  # of what is left to be taken
         self.error: OSError | None = None

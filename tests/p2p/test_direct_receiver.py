@@ -185,7 +185,7 @@ def test_a_message_withdrawn_half_way_is_not_delivered(pair: Pair) -> None:
 def test_a_message_that_both_ends_give_up_once_it_was_read_goes_to_the_next_receive_as_it_was(
     pair: Pair, waiting: bool
 ) -> None:
-    """Its sender is told that it has gone, and may use its memory again: nobody may read it there."""
+    """Its sender is told that it has gone, and may use its memory again."""
     pair.a.spin_policy.active = True
     data = bytearray(bytes_of(MIB))
     recv, send = pair.b.recv(TAG, MIB), pair.a.send(TAG, data)
@@ -239,7 +239,7 @@ def test_a_rank_lost_half_way_fails_both_ends(pair: Pair) -> None:
 
 @pytest.mark.usefixtures("_short_turns")
 @pytest.mark.parametrize("end", ["gives up its peer", "leaves", "closes its memory"])
-def test_what_was_read_of_a_sender_that_has_ended_does_not_count(pair: Pair, end: str) -> None:
+def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(pair: Pair, end: str) -> None:
     """Its program may have used the memory again before the last piece was read."""
     recv = half_way(pair, MIB)
     memory = pair.memories[0]
