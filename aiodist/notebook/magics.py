@@ -35,6 +35,7 @@ class RanksMagics(Magics):
     @argument("-n", type=int, help=f"how many ranks; {DEFAULT_RANKS}, or as many as there are")
     @argument("-r", default="", help="only these ranks execute the cell: -r 0,2")
     @argument("--close", action="store_true", help="end the ranks")
+    @argument("-h", "--help", action="store_true", help="show this")
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> None:
         """Execute the cell on every rank; ``%ranks -n 4`` alone starts ranks, ``%ranks --close`` ends them.
@@ -44,6 +45,9 @@ class RanksMagics(Magics):
         both use it. Another number of ranks than there are is refused: they would lose their names.
         """
         options = parse_argstring(self.ranks, line)
+        if options.help:
+            print(self.ranks.__doc__)  # noqa: T201  # what a cell shows is printed
+            return
         if options.close:
             self.close()
             return

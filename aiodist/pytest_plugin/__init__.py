@@ -57,14 +57,16 @@ def on_ranks(
     this. Else an ExceptionGroup of all errors is raised, the first culprit first. So pytest.skip and
     pytest.xfail work on the ranks, and the mark xfail finds the class that it is told of.
 
-    Raises InvalidUsageError for ``n`` below 1, for a test with ``yield``, for a blocking test with
-    ``processes=False``, and for a ``transport`` of ranks in processes.
+    Raises InvalidUsageError for ``n`` below 1, for other ``processes``, for a test with ``yield``,
+    for a blocking test with ``processes=False``, and for a ``transport`` of ranks in processes.
     """
     check_int(n, "n")
     if n < 1:
         raise InvalidUsageError(f"n must be at least 1, not {n}")
     if inspect.isgeneratorfunction(test) or inspect.isasyncgenfunction(test):
         raise InvalidUsageError("a test with `yield` is never run: take the yield out")
+    if processes not in (None, True, False):
+        raise InvalidUsageError(f"processes must be True, False or None, not {processes!r}")
     is_async = inspect.iscoroutinefunction(test)
     if processes is False and not is_async:
         raise InvalidUsageError(

@@ -49,8 +49,14 @@ def test_variables_set_by_the_user_are_kept(sandbox, run_command):
     script = sandbox.script(
         "E = os.environ\n"
         "print(E['OMP_NUM_THREADS'], E['AIODIST_SECRET'], E['AIODIST_RUN_ID'], E['MASTER_PORT'])\n"
+        "assert E['PYTHONUNBUFFERED'] == ''\n"
     )
-    env = {"OMP_NUM_THREADS": "7", "AIODIST_SECRET": "s", "AIODIST_RUN_ID": "r"}
+    env = {
+        "OMP_NUM_THREADS": "7",
+        "AIODIST_SECRET": "s",
+        "AIODIST_RUN_ID": "r",
+        "PYTHONUNBUFFERED": "",
+    }
     code, out, err = sandbox.run(*run_command, "-n", "2", script, env=env | {"MASTER_PORT": "1"})
     assert code == 0
     assert "OMP_NUM_THREADS" not in err

@@ -50,6 +50,7 @@ WRONG_SYNTAX = (
     "%%ranks -n 2\n1\n%matplotlib inline",
     "%%ranks -n 3\n'é'; # no value",
     "%%ranks\n'é' # ;",
+    "%ranks --help",
     CLOSE,
 )
 PLOTS = (
@@ -148,6 +149,7 @@ def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(
         assert [output.ename for output in shown] == ["SyntaxError"]
         assert error in str(shown)
     assert "the ranks run plain Python" in str(outputs[1])
+    assert "end the ranks" in str(outputs[4])  # the help, which needs no ranks
     assert text_of(outputs[2]) == []
     assert text_of(outputs[3]) == ["[0] 'é'", "[1] 'é'", "[2] 'é'"]
 

@@ -239,7 +239,9 @@ def test_a_rank_lost_half_way_fails_both_ends(pair: Pair) -> None:
 
 @pytest.mark.usefixtures("_short_turns")
 @pytest.mark.parametrize("end", ["gives up its peer", "leaves", "closes its memory"])
-def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(pair: Pair, end: str) -> None:
+def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(
+    pair: Pair, end: str
+) -> None:
     """Its program may have used the memory again before the last piece was read."""
     recv = half_way(pair, MIB)
     memory = pair.memories[0]

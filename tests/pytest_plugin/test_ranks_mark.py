@@ -265,6 +265,9 @@ async def test_misspelt(): ...
 @pytest.mark.ranks(2, processes=False)
 def test_blocking(): ...
 
+@pytest.mark.ranks(2, processes="no")
+async def test_no_bool(): ...
+
 @pytest.mark.ranks(2, transport="tcp")
 def test_blocking_tcp(): ...
 
@@ -280,7 +283,7 @@ async def test_right(): ...
 @pytest.mark.parametrize("mode", ["usual", "strict"])
 def test_a_wrong_mark_fails_its_test_alone(request: pytest.FixtureRequest, mode: str) -> None:
     outcomes = request.getfixturevalue(mode)["wrong"]
-    assert kinds(outcomes) == ["error"] * 7 + ["passed"], outcomes
+    assert kinds(outcomes) == ["error"] * 8 + ["passed"], outcomes
     errors = {
         "test_no_rank": "n must be at least 1, not 0",
         "test_without_n": "missing a required argument: 'n'",
@@ -288,6 +291,7 @@ def test_a_wrong_mark_fails_its_test_alone(request: pytest.FixtureRequest, mode:
         "test_misspelt": "got an unexpected keyword argument 'proceses'",
         "test_blocking": "a blocking test needs processes of its own; write `async def`, or leave "
         "processes out",
+        "test_no_bool": "processes must be True, False or None, not 'no'",
         "test_blocking_tcp": "transport is for ranks in this process, and 'tcp' would not be used: "
         "leave it out, or write an `async def` test without processes=True",
         "test_it": "TestOfUnittest is a unittest.TestCase, which runs its own methods",
