@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 512 << 10
 """Bytes that a thread reads at a time, in some 50 us. A receive that is cancelled waits as long."""
 
-
 MOST_HELPERS = 3
 """Threads beside the one that receives. With more of them the memory is what is busy."""
 
