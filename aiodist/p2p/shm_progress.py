@@ -44,12 +44,15 @@ class HelperThreads:
         self._threads: list[threading.Thread] = []
 
     def do(self, jobs: Sequence[Callable[[], None]]) -> None:
-        """Do ``jobs``, which raise nothing, each in a thread."""
+        """Do ``jobs``, which raise nothing, each in a thread, or as many as the system has threads for."""
         while len(self._threads) < len(jobs):
             thread = threading.Thread(target=self._work, name="aiodist-copy", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                break
             self._threads.append(thread)
-            thread.start()
-        for job in jobs:
+        for job in jobs[: len(self._threads)]:
             self._jobs.put(job)
 
     def end(self) -> None:
@@ -97,10 +100,8 @@ class ShmProgress:
             self._working = True
             try:
                 self._work()
-            except (
-                BaseException
-            ):  # of a signal's handler: what it has struck goes on in another turn
-                self._go_on_soon()
+            except BaseException:
+                self._go_on_soon()  # what a signal's handler has struck
                 raise
             finally:
                 self._working = False

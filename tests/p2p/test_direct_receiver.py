@@ -483,6 +483,21 @@ def test_a_helper_without_memory_helps_with_the_next_message(
     assert helper.second
 
 
+def test_a_rank_that_gets_no_more_threads_reads_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.b.shm_progress.helpers.limit = 3
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    recv = pair.b.recv(TAG, MIB)
+    pair.a.send(TAG, bytes_of(MIB))
+    pair.settle()
+    assert content(recv) == bytes_of(MIB)
+
+
 def test_waiting_for_the_reader_of_a_message_takes_no_core(pair: Pair) -> None:
     """The reader's second thread may use it."""
     pair.a.spin_policy.active = True
