@@ -17,6 +17,7 @@ from aiodist.p2p import endpoint as endpoint_module
 from aiodist.p2p.departure import Departure
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.link import Link
+from aiodist.p2p.peer import Peer
 from aiodist.shm.shared_memory import MIN_BYTES, SharedMemory
 from aiodist.testing.check_transport import turns
 from aiodist.transport.base_transport import Connection, OnAccept
@@ -233,6 +234,17 @@ async def test_a_leaving_rank_makes_no_connection_behind_its_close(
     await turns(5)
     assert endpoint.peer(1).connecting is None
     await silent.close()
+
+
+async def test_what_peers_read_of_an_abandoned_rank_is_void(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport, told = InprocTransport(InprocHub()), list[int]()
+    endpoint = Endpoint(0, 2, [transport], EndpointEvents())  # type: ignore[arg-type]
+    endpoint.meet([await endpoint.open(), RankInfo(1, "host", "id", 1, ())], KEY)
+    monkeypatch.setattr(Peer, "abandon", lambda peer: told.append(peer.rank))
+    endpoint.abandon()
+    assert told == [1]
 
 
 async def test_a_close_that_is_cancelled_twice_releases_the_shared_memory() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import subprocess
@@ -9,14 +11,20 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from aiodist.p2p import direct_receiver, shm_sender
+import aiodist as dist
+from aiodist.groups.world import current_world
+from aiodist.links.host import own_cores, spare_cores
+from aiodist.p2p import direct_receiver, outbox, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.p2p.shm_receiver import ShmReceiver
+from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.shm import shared_memory
 from aiodist.shm.process_memory import ProcessMemory, address_of
+from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
 from tests.p2p.conftest import SetClock
 from tests.p2p.pairs import Pair, content
@@ -238,7 +246,9 @@ def test_a_rank_lost_half_way_fails_both_ends(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("_short_turns")
-@pytest.mark.parametrize("end", ["gives up its peer", "leaves", "closes its memory"])
+@pytest.mark.parametrize(
+    "end", ["gives up its peer", "leaves", "closes its memory", "goes on without its loop"]
+)
 def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(
     pair: Pair, end: str
 ) -> None:
@@ -250,6 +260,8 @@ def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(
         pair.lose(pair.a)
     elif end == "leaves":
         memory.leave()
+    elif end == "goes on without its loop":
+        pair.a.peer.abandon()
     else:
         memory.close()
     while pair.run_soon():
@@ -259,10 +271,11 @@ def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(
     assert isinstance(recv.error, ConnectionError)
 
 
+@pytest.mark.parametrize("error", [PermissionError(), OSError(errno.ENOSYS, "no such call")])
 @pytest.mark.parametrize("pieces", [0, 1, 3])
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 def test_the_stream_carries_what_the_system_does_not_let_a_rank_read(
-    pair: Pair, pieces: int, helpers: int, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, pieces: int, helpers: int, error: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.b.shm_progress.helpers.limit = helpers
     lock, asked = threading.Lock(), 0
@@ -272,7 +285,7 @@ def test_the_stream_carries_what_the_system_does_not_let_a_rank_read(
         with lock:
             asked += 1
             if asked > pieces:
-                raise PermissionError
+                raise error
         READ(memory, there, here, nbytes)
 
     monkeypatch.setattr(ProcessMemory, "read", limited)
@@ -387,11 +400,16 @@ class Helper:
         self.second.append(piece)
 
 
-def test_a_helper_reads_from_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_helper(pair: Pair, pieces: int) -> tuple[Recv, Helper]:
+    """A posted receive of so many pieces, of which one helper is to read some."""
     pair.b.shm_progress.helpers.limit = 1
-    recv = pair.b.recv(TAG, 4 * PIECE)
+    recv = pair.b.recv(TAG, pieces * PIECE)
     assert recv.into is not None
-    helper = Helper(recv.into)
+    return recv, Helper(recv.into)
+
+
+def test_a_helper_reads_from_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    recv, helper = with_helper(pair, 4)
     monkeypatch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
     timer = threading.Timer(0.05, helper.go_on.set)
     timer.start()
@@ -406,10 +424,7 @@ def test_a_helper_reads_from_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch
 def test_a_cancelled_receive_returns_when_its_helper_writes_no_more(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair.b.shm_progress.helpers.limit = 1
-    recv = pair.b.recv(TAG, 9 * PIECE)
-    assert recv.into is not None
-    helper = Helper(recv.into)
+    recv, helper = with_helper(pair, 9)
     monkeypatch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
     pair.a.send(TAG, bytes_of(9 * PIECE))
     pair.a.stream.push(1 << 40)
@@ -425,10 +440,7 @@ def test_a_cancelled_receive_returns_when_its_helper_writes_no_more(
 def test_a_cancellation_that_a_signals_handler_strikes_leaves_nothing_behind(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair.b.shm_progress.helpers.limit = 1
-    recv = pair.b.recv(TAG, 9 * PIECE)
-    assert recv.into is not None
-    helper = Helper(recv.into)
+    recv, helper = with_helper(pair, 9)
     with monkeypatch.context() as patch:
         patch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
         send = pair.a.send(TAG, bytes_of(9 * PIECE))
@@ -456,10 +468,7 @@ def test_a_cancellation_that_a_signals_handler_strikes_leaves_nothing_behind(
 def test_a_helper_without_memory_helps_with_the_next_message(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair.b.shm_progress.helpers.limit = 1
-    recv = pair.b.recv(TAG, 4 * PIECE)
-    assert recv.into is not None
-    helper = Helper(recv.into)
+    recv, helper = with_helper(pair, 4)
 
     def starved(memory: ProcessMemory, there: int, here: int, nbytes: int) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -472,9 +481,7 @@ def test_a_helper_without_memory_helps_with_the_next_message(
         pair.a.send(TAG, bytes_of(4 * PIECE))
         pair.settle()
     assert content(recv) == bytes_of(4 * PIECE)
-    recv = pair.b.recv(TAG, 4 * PIECE)
-    assert recv.into is not None
-    helper = Helper(recv.into)
+    recv, helper = with_helper(pair, 4)
     helper.go_on.set()
     monkeypatch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
     pair.a.send(TAG, bytes_of(4 * PIECE, 2))
@@ -509,6 +516,56 @@ def test_waiting_for_the_reader_of_a_message_takes_no_core(pair: Pair) -> None:
     assert not pair.a.spin_policy.may_spin
     pair.lose(pair.a)
     assert pair.a.spin_policy.may_spin
+
+
+def test_messages_far_behind_one_that_waits_go_over_the_stream(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their notes could overwrite its note."""
+    monkeypatch.setattr(outbox, "SPREAD", 3)
+    pair.a.send(OTHER, bytes_of(MIB, 9))
+    taken = []
+    for number in range(5):
+        recv = pair.b.recv(TAG, MIB)
+        pair.a.send(TAG, bytes_of(MIB, number))
+        pair.settle()
+        assert content(recv) == bytes_of(MIB, number)
+        taken.append(pair.b.peer.direct_receiver.bytes_taken // MIB)
+    assert taken == [1, 2, 3, 3, 3]
+    assert content(pair.b.recv(OTHER, MIB)) == bytes_of(MIB, 9)
+
+
+async def test_ranks_read_large_messages_directly_with_the_cores_that_are_free() -> None:
+    size = 2 * RING_BYTES
+
+    async def on_rank(rank: int) -> None:
+        endpoint = current_world().endpoint
+        own = own_cores()
+        assert endpoint.shm_progress.helpers.limit == spare_cores([own, own], own)
+        data = np.full(size, 7, np.uint8) if rank == 0 else np.zeros(size, np.uint8)
+        if rank == 0:
+            await dist.send(data, 1)
+            assert not endpoint.spin_policy.lent
+        else:
+            await dist.recv(data, 0)
+            assert (data == 7).all()
+            assert endpoint.peer(0).direct_receiver.bytes_taken == size
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, "shm", timeout=60)
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_a_rank_lets_other_processes_of_its_host_read_its_memory(
+    is_another: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[bool] = []
+    monkeypatch.setattr(shared_memory, "allow_readers", lambda: allowed.append(True))
+    memory = shared_memory.SharedMemory.create(0, MIB)
+    other = f"{os.getpid() + is_another}:0:00"
+    memory.meet({0: memory.description, 1: other})
+    memory.close()
+    assert bool(allowed) is is_another
 
 
 def test_without_a_ring_messages_use_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -566,6 +566,7 @@ def test_a_failure_that_ends_the_operation_of_others_is_survived() -> None:
         encode(FrameType.GRANT, (0, 0, -1), id=1),
         encode(FrameType.ABORT, length=(1 << 20) + 1),
         encode(FrameType.ABORT),
+        encode(FrameType.REQUEST, TAG, id=1, length=5, meta=b"short"),
     ],
     ids=[
         "eager-too-long",
@@ -574,6 +575,7 @@ def test_a_failure_that_ends_the_operation_of_others_is_survived() -> None:
         "grant-of-nothing",
         "abort-too-long",
         "abort-empty",
+        "request-without-address",
     ],
 )
 def test_frames_out_of_place_end_the_connection(frame: bytes) -> None:

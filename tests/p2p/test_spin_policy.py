@@ -190,3 +190,20 @@ def test_where_ranks_share_cores_polling_yields_and_finally_sleeps(monkeypatch) 
     assert 0 < len(yields) - 100 < 50
     assert len(yields) - 100 + len(sleeps) == 100
     assert max(sleeps) < 1e-4
+
+
+async def test_a_rank_whose_core_is_lent_does_not_keep_the_loop_awake(monkeypatch) -> None:
+    turns: list[Callable[[], None]] = []
+    spin_policy = SpinPolicy(turns.append)
+    spin_policy.active = True
+    spin_policy.lent = 1
+    spin_policy.begin()
+    spin_policy.note_progress()
+    assert turns == []
+    spin_policy.lent = 0
+    spin_policy.note_progress()
+    turn = turns.pop()
+    spin_policy.lent = 1
+    turn()
+    assert turns == []
+    spin_policy.end()

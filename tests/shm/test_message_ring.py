@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.shm import message_ring
-from aiodist.shm.message_ring import RingReader, RingWriter
+from aiodist.shm.message_ring import SPREAD, RingReader, RingWriter
 from aiodist.shm.shared_memory import SharedMemory
 from tests.shm.damage import ring_bytes
 from tests.shm.test_segment import close, met
@@ -176,6 +176,16 @@ def test_a_sleeping_reader_is_woken_once(ends: Ends) -> None:
     ends.into.arm()
     ends.into.disarm()
     assert not ends.out.must_wake()
+
+
+def test_a_sender_finds_the_notes_of_all_messages_that_are_near_each_other(ends: Ends) -> None:
+    read = [id for id in range(1, 4 * SPREAD) if id % 3]
+    for latest in read:
+        ends.into.note_read(latest)
+        if latest % 50 == 1:
+            near = range(max(latest - SPREAD, 1), latest + 1)
+            assert [id for id in near if ends.out.has_read(id)] == [id for id in near if id % 3]
+            assert not any(ends.out.has_read(latest + ahead) for ahead in range(1, SPREAD))
 
 
 def test_a_reader_sees_how_many_messages_were_taken_back(ends: Ends) -> None:
