@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 _MOST = 8
-"""The largest number of ranks to check: each check costs two microseconds."""
+"""The largest number of ranks to check: each check takes some microseconds."""
 
 FIRST_PAUSE = 1e-3
 LONGEST_PAUSE = 64e-3
@@ -50,6 +50,9 @@ class CorePlacement:
         ``now``: of `time.perf_counter`, in seconds.
         """
         if now < self._next or not self._pids or self._core is None:
+            return
+        if not _may_move():  # a launcher has bound this rank to a core
+            self._next = now + LONGEST_PAUSE
             return
         here = self._core()
         taken = [core for pid in self._pids if (core := running_on(pid)) >= 0]
@@ -90,6 +93,13 @@ def _core_of(path: str) -> int:
     if len(fields) <= _PROCESSOR or fields[0] != b"R":
         return -1
     return int(fields[_PROCESSOR])
+
+
+def _may_move() -> bool:
+    """Return whether this thread may run on another core than the present one."""
+    with contextlib.suppress(OSError):
+        return len(os.sched_getaffinity(0)) > 1
+    return False
 
 
 def move_from(core: int, taken: Sequence[int]) -> bool:

@@ -137,6 +137,27 @@ def test_a_pinned_rank_stays_beside_its_neighbour(spinner: int, moves: list[set[
     assert moves == []
 
 
+def test_a_pinned_rank_does_not_look_where_its_neighbours_run(
+    spinner: int, core: int, on_core: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    real = os.open
+
+    def note(path: str, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", note)
+    neighbours = CorePlacement()
+    neighbours.meet([spinner])
+    for now in (1.0, 1.0 + FIRST_PAUSE):
+        neighbours.move_to_idle_core(now)
+    assert opened == []
+    os.sched_setaffinity(0, on_core)
+    neighbours.move_to_idle_core(1.0 + LONGEST_PAUSE)
+    assert opened == [f"/proc/{spinner}/stat"]
+
+
 def test_a_rank_moves_less_often_where_it_does_not_help(
     spinner: int,
     core: int,
