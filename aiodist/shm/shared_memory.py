@@ -247,11 +247,17 @@ class SharedMemory:
     def release_area(self, area: int, ranks: Sequence[int], all_listed: bool) -> None:
         """Record that this rank no longer reads any area of this id, which ``ranks`` share or would have.
 
-        The room of the own area returns when all of them have recorded this too, or are gone.
+        The room of the own area returns when all of them have recorded this too, or are gone. A rank that
+        never laid one out has none: those that did hear of that, and keep no room for it.
         ``all_listed``: whether this rank has found the areas of all.
         """
-        if self._heads and self._state(self.rank, area) == AreaState.OPEN:
-            self._lists[self.rank].close(area)
+        listing = self._lists.get(self.rank)
+        if listing is None:
+            return
+        if not listing.refuses(area) and listing.state(area) is None:
+            listing.add(area, 0, AreaShape(0, 0))
+        if listing.state(area) == AreaState.OPEN:
+            listing.close(area)
             others = set(ranks) - {self.rank}
             self._closing[area] = others
             self._seen[area] = set(others) if all_listed else set()

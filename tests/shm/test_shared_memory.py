@@ -198,6 +198,30 @@ def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() ->
     close(memories)
 
 
+@pytest.mark.parametrize("first", BOTH)
+def test_a_member_that_leaves_an_unused_group_keeps_no_room_of_the_others(first: int) -> None:
+    memories = met(2, 2 * MIB)
+    before = memories[0].pages.left
+    for number in range(1, MAX_ENTRIES + 100):
+        memories[0].lay_out(number)
+        for rank in (first, 1 - first):
+            memories[rank].release_area(number, BOTH, all_listed=False)
+    for memory in memories:
+        memory.reclaim()
+        assert memory.pages.left == before
+    share(memories, number + 1)
+    close(memories)
+
+
+def test_groups_that_no_member_used_fill_no_directory() -> None:
+    memories = met(2, 2 * MIB)
+    for number in range(1, MAX_ENTRIES + 100):
+        for memory in memories:
+            memory.release_area(number, BOTH, all_listed=False)
+    share(memories, number + 1)
+    close(memories)
+
+
 def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
     memories = met(2, 2 * MIB)
     number = 0
