@@ -27,7 +27,7 @@ from aiodist.api.settings import (
     window_from,
 )
 from aiodist.api.shm_settings import SHARED, memory_of, shared_bytes_from
-from aiodist.api.spelling import warn_of_misspelt
+from aiodist.api.spelling import misspelt_in
 from aiodist.api.tcp_streams import streams_from, with_bundles
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
@@ -157,7 +157,8 @@ async def init_process_group(
                 transports = transports_at(met.hosts, schemes) if places > 1 else []
                 _warn_if_open(met)
                 if met.rank == 0:  # the others were given the same, most likely
-                    warn_of_misspelt(os.environ)
+                    for misspelt in misspelt_in(os.environ):
+                        log.warning("%s", misspelt)
                 watched = patience > 0 and places > 1
                 heartbeat = (
                     HeartbeatThread(met.rank, places, transports, patience) if watched else None

@@ -1,11 +1,8 @@
-"""Warnings about misspelt environment variables, which nothing reads."""
+"""Misspelt environment variables, which nothing reads."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-
-log = logging.getLogger("aiodist")
 
 VARIABLES = tuple(
     f"AIODIST_{name}"
@@ -44,12 +41,14 @@ _NEAR = 0.85
 """difflib's ratio from which a name counts as misspelt: one letter wrong or two exchanged."""
 
 
-def warn_of_misspelt(environ: Mapping[str, str]) -> None:
-    """Log the variables whose name nearly is one of `VARIABLES`, and leave other names alone."""
+def misspelt_in(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable whose name nearly is one of `VARIABLES`."""
     from difflib import get_close_matches  # imported where needed: rank 0 alone looks
 
-    for name in environ:
-        prefix = name.partition("_")[0]
-        if name not in VARIABLES and get_close_matches(prefix, ["AIODIST"], 1, _NEAR):
-            for meant in get_close_matches(name, VARIABLES, 1, _NEAR):
-                log.warning("%s is set, and nothing reads it: is %s meant?", name, meant)
+    return [
+        f"{name} is set, and nothing reads it: is {meant} meant?"
+        for name in environ
+        if name not in VARIABLES
+        and get_close_matches(name.partition("_")[0], ["AIODIST"], 1, _NEAR)
+        for meant in get_close_matches(name, VARIABLES, 1, _NEAR)
+    ]

@@ -184,6 +184,47 @@ def test_quiet_prints_problems_only(
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("TRANSPORT", "smh,tcp", "names 'smh', which is no transport"),
+        ("SHM_BYTES", "1G", "AIODIST_SHM_BYTES must be a number of bytes"),
+        ("STREAMS", "many", "AIODIST_STREAMS must be a number from 1"),
+        ("BUFFER_BYTES", "12", "AIODIST_BUFFER_BYTES must be a number of bytes"),
+        ("INIT_TIMEOUT", "soon", "AIODIST_INIT_TIMEOUT must be a positive number"),
+        ("LIVENESS_TIMEOUT", "-1", "is no liveness timeout"),
+        ("ALLOW_PICKLE", "perhaps", "AIODIST_ALLOW_PICKLE"),
+        ("RECORDER_SIZE", "0", "AIODIST_RECORDER_SIZE must be a number of operations"),
+        ("TABLE", "/no/such/table", "AIODIST_TABLE=/no/such/table"),
+        ("SECRET_FILE", "/no/such/file", "'/no/such/file' cannot be read"),
+        ("TORCH_GROUP", "maybe", "AIODIST_TORCH_GROUP"),
+    ],
+)
+def test_settings_that_ranks_would_refuse_are_problems(
+    name: str,
+    value: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "look", lambda environ: HEALTHY)
+    monkeypatch.setenv(f"AIODIST_{name}", value)
+    assert aiodist(["doctor", "-q"]) == 1
+    problem, conclusion = capsys.readouterr().out.splitlines()
+    assert problem.startswith("problem  settings: ")
+    assert told in problem
+    assert conclusion == "ranks will fail here: see the problems"
+
+
+def test_a_misspelt_setting_is_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "look", lambda environ: HEALTHY)
+    monkeypatch.setenv("AIODIST_STREAM", "2")
+    assert aiodist(["doctor", "-q"]) == 0
+    assert "is AIODIST_STREAMS meant?" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     "arguments",
     [["--nnodes", "2"], ["--master", "a:1"], ["--master", "a", "--nnodes", "2"], ["--master=:1"]],
 )

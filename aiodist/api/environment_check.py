@@ -1,0 +1,54 @@
+"""What is wrong with the variables of an environment, said before any rank reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+from aiodist.api.rule_table import table_from
+from aiodist.api.settings import (
+    check_later_settings,
+    init_timeout_from,
+    patience_from,
+    pickle_from,
+    schemes_from,
+    window_from,
+)
+from aiodist.api.shm_settings import SHARED, shared_bytes_from
+from aiodist.api.tcp_streams import streams_from
+from aiodist.credentials import job_secret
+from aiodist.errors import InvalidUsageError
+from aiodist.observe.recorder import size_from
+from aiodist.transport.tcp import SCHEME as TCP
+
+T = TypeVar("T")
+
+
+def mistakes_in(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each value in ``environ`` that `init_process_group` would refuse."""
+    found: list[str] = []
+
+    def judge(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except InvalidUsageError as error:
+            found.append(str(error))
+            return None
+
+    schemes = judge(partial(schemes_from, environ)) or [SHARED, TCP]
+    reads: tuple[Callable[[], object], ...] = (
+        partial(shared_bytes_from, environ, schemes),
+        partial(streams_from, environ, schemes),
+        partial(window_from, None, environ),
+        partial(init_timeout_from, None, environ, None),
+        partial(patience_from, None, environ),
+        partial(pickle_from, None, environ),
+        partial(size_from, environ),
+        partial(table_from, environ),
+        partial(job_secret, environ),
+        partial(check_later_settings, environ),
+    )
+    for read in reads:
+        judge(read)
+    return found
