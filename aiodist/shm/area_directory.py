@@ -42,6 +42,8 @@ class AreaState(IntEnum):
     """The owner no longer reads any member's area under this id."""
     OVER = 2
     """No member reads the area any more, and its room may be reused."""
+    UNUSED = 3
+    """The owner has left the group without a first operation: it laid no area out, and reads none."""
 
 
 class AreaDirectory:
@@ -92,6 +94,10 @@ class AreaDirectory:
         head[entry] = area
         head[_COUNT] = max(count, (entry - _ENTRIES) // _ENTRY + 1)
         return True
+
+    def leave(self, area: int) -> bool:
+        """List an area that was never laid out as UNUSED. Returns False if the directory refuses it."""
+        return self.add(area, AreaState.UNUSED, AreaShape(0, 0))
 
     def close(self, area: int) -> None:
         """Change the state from OPEN to CLOSED."""

@@ -44,6 +44,9 @@ _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
 _NOT_MAPPED = 1
 """In that list: the segment cannot be mapped. 0 means not known yet."""
 
+_NO_ANSWER = None, AreaState.UNUSED
+"""States of an area whose owner has not said what room it has; at UNUSED it never will."""
+
 _PAGE = 4096
 
 _FOR_RINGS = 4
@@ -224,7 +227,7 @@ class SharedMemory:
         for rank in ranks:
             listing = self._lists[rank]
             refuses = listing.refuses(area)
-            if listing.state(area) is None:
+            if listing.state(area) in _NO_ANSWER:
                 return f"rank {rank} had too many groups at once" if refuses else None
             room = listing.room(area)
             if room is None:
@@ -242,22 +245,22 @@ class SharedMemory:
 
     def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
         """Return those of ``ranks`` that have not yet stored an answer for this id."""
-        return [rank for rank in ranks if self._state(rank, area) is None]
+        return [rank for rank in ranks if self._state(rank, area) in _NO_ANSWER]
 
     def release_area(self, area: int, ranks: Sequence[int], all_listed: bool) -> None:
         """Record that this rank no longer reads any area of this id, which ``ranks`` share or would have.
 
         The room of the own area returns when all of them have recorded this too, or are gone. A rank that
-        never laid one out has none: those that did hear of that, and keep no room for it.
+        never laid one out has none: it says so to those that did, which keep theirs for it no longer.
         ``all_listed``: whether this rank has found the areas of all.
         """
         listing = self._lists.get(self.rank)
         if listing is None:
             return
-        if not listing.refuses(area) and listing.state(area) is None:
-            listing.add(area, 0, AreaShape(0, 0))
-        if listing.state(area) == AreaState.OPEN:
+        state = listing.state(area)
+        if state == AreaState.OPEN:
             listing.close(area)
+        if state == AreaState.OPEN or (state is None and listing.leave(area)):
             others = set(ranks) - {self.rank}
             self._closing[area] = others
             self._seen[area] = set(others) if all_listed else set()

@@ -213,6 +213,16 @@ def test_a_member_that_leaves_an_unused_group_keeps_no_room_of_the_others(first:
     close(memories)
 
 
+def test_a_member_that_leaves_an_unused_group_is_missed_by_the_others() -> None:
+    """An answer of its would have them go on by streams, and nobody would see that it has left."""
+    memories = met(2)
+    memories[0].lay_out(1)
+    memories[1].release_area(1, BOTH, all_listed=False)
+    assert memories[0].look(1, BOTH) is None
+    assert memories[0].silent(1, BOTH) == [1]
+    close(memories)
+
+
 def test_groups_that_no_member_used_fill_no_directory() -> None:
     memories = met(2, 2 * MIB)
     for number in range(1, MAX_ENTRIES + 100):
