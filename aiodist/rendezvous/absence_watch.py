@@ -303,41 +303,31 @@ def describe_absent(absent: Sequence[int], size: int) -> str:
     return f"of {size} ranks {names} had not arrived"
 
 
-def over_tcp_served(host: str, secret: bytes, certificates: Certificates | None) -> Opening:
-    """Return an opening that serves the beats at a free port of ``host``; the text is the port."""
-
-    @contextlib.asynccontextmanager
-    async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
-        server = await TcpStoreServer.start(host, secret=secret, certificates=certificates)
-        async with server:
-            yield BeatStore(server.store(), str(server.port))
-
-    return opening
+@contextlib.asynccontextmanager
+async def over_tcp_served(
+    host: str, secret: bytes, certificates: Certificates | None, told: str, seconds: float
+) -> AsyncIterator[BeatStore]:
+    """Serve the beats at a free port of ``host``; the text for the others is the port."""
+    async with await TcpStoreServer.start(host, secret=secret, certificates=certificates) as server:
+        yield BeatStore(server.store(), str(server.port))
 
 
-def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Opening:
-    """Return an opening that connects to ``host`` at the port in the text."""
-
-    @contextlib.asynccontextmanager
-    async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
-        store = await TcpStore.connect(
-            host, int(told), Deadline(seconds), secret=secret, certificates=certificates, once=True
-        )
-        async with store:
-            yield BeatStore(store, told)
-
-    return opening
+@contextlib.asynccontextmanager
+async def over_tcp(
+    host: str, secret: bytes, certificates: Certificates | None, told: str, seconds: float
+) -> AsyncIterator[BeatStore]:
+    """Connect to ``host`` at the port in the text."""
+    async with await TcpStore.connect(
+        host, int(told), Deadline(seconds), secret=secret, certificates=certificates, once=True
+    ) as store:
+        yield BeatStore(store, told)
 
 
-def in_file(path: Path, rank: int) -> Opening:
-    """Return an opening of the part of the file that the text names."""
-
-    @contextlib.asynccontextmanager
-    async def opening(told: str, seconds: float) -> AsyncIterator[BeatStore]:
-        async with await FileStore.open(path, rank, Deadline(seconds)) as store:
-            yield BeatStore(PrefixStore(f"watch/{told}", store), told, store.lock_holders)
-
-    return opening
+@contextlib.asynccontextmanager
+async def in_file(path: Path, rank: int, told: str, seconds: float) -> AsyncIterator[BeatStore]:
+    """Open the part of the file that the text names."""
+    async with await FileStore.open(path, rank, Deadline(seconds)) as store:
+        yield BeatStore(PrefixStore(f"watch/{told}", store), told, store.lock_holders)
 
 
 def _beat(rank: int) -> str:

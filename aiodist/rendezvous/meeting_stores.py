@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiodist.credentials import Certificates, job_secret
@@ -84,7 +85,7 @@ async def open_place(
     if plan.file is not None:
         file = await FileStore.open(plan.file, plan.rank, deadline)
         where, given_back = f"the file {plan.file}", file.close_in_child
-        watch = in_file(plan.file, plan.rank)
+        watch = partial(in_file, plan.file, plan.rank)
         return MeetingStore(file, where, file.close, None, given_back, private=True, watch=watch)
     if plan.master is None:
         store = MemoryStore()
@@ -150,7 +151,7 @@ async def _at_master(
                 **error.fields,
             ) from None
         secret = secret if shared is None else shared.value
-        watch = over_tcp(host, secret, certificates)
+        watch = partial(over_tcp, host, secret, certificates)
         given_back = client.close_in_child
         return MeetingStore(
             client,
@@ -187,7 +188,7 @@ async def _at_master(
         seal=None if shared is None else shared.seal,
     )
     # If the address belongs to a host that forwards connections, it may forward no second port.
-    offered = over_tcp_served(host, secret, certificates) if own else None
+    offered = partial(over_tcp_served, host, secret, certificates) if own else None
     given_back = server.close_in_child
     return MeetingStore(
         server.store(),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ async def begin() -> AsyncIterator[Begin]:
 async def test_a_rank_0_whose_kernel_alone_takes_connections_is_silent(begin: Begin) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         told = str(stopped.getsockname()[1])
-        _, _, losses = await begin(1, over_tcp("127.0.0.1", b"", None), told, 0.5)
+        _, _, losses = await begin(1, partial(over_tcp, "127.0.0.1", b"", None), told, 0.5)
         error = await losses.get()
     assert (error.rank, error.noticed_by) == (0, 1)
     assert "rank 0 fell silent inside init_process_group, where it serves the store" in str(error)
@@ -224,14 +225,14 @@ async def test_a_rank_0_whose_kernel_alone_takes_connections_is_silent(begin: Be
 async def test_where_a_second_port_is_refused_a_rank_goes_on_unwatched(
     begin: Begin, port: int
 ) -> None:
-    watch, _, losses = await begin(1, over_tcp("127.0.0.1", b"", None), str(port))
+    watch, _, losses = await begin(1, partial(over_tcp, "127.0.0.1", b"", None), str(port))
     assert 0 not in watch._deadlines
     assert losses.empty()
 
 
 async def test_arrivals_are_reported_and_leaving_ranks_are_not_missed(begin: Begin) -> None:
-    served = over_tcp_served("127.0.0.1", b"of the job", None)
-    joined = over_tcp("127.0.0.1", b"of the job", None)
+    served = partial(over_tcp_served, "127.0.0.1", b"of the job", None)
+    joined = partial(over_tcp, "127.0.0.1", b"of the job", None)
     hub, told, losses = await begin(0, served, patience=5.0)
     first, _, _ = await begin(1, joined, told, 5.0)
     await until(lambda: first.absent == [2])
@@ -253,14 +254,14 @@ async def test_a_rank_whose_watch_may_have_no_thread_goes_on_at_once(
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(absence_watch, "_SERVE_SECONDS", 1000.0)
     async with asyncio.timeout(scaled(5)):
-        _, told, losses = await begin(0, over_tcp_served("127.0.0.1", b"", None))
+        _, told, losses = await begin(0, partial(over_tcp_served, "127.0.0.1", b"", None))
     assert told == ""
     assert losses.empty()
 
 
 def test_the_watch_of_a_loop_that_has_ended_ends() -> None:
     async def begin() -> None:
-        served = over_tcp_served("127.0.0.1", b"", None)
+        served = partial(over_tcp_served, "127.0.0.1", b"", None)
         watch = AbsenceWatch(served, 0, 3, 0.5, lambda _: None, star=True)
         assert await watch.begin("", Deadline(20))
 
@@ -272,7 +273,7 @@ async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
     store = MemoryStore()
     await store.close()
     watch = AbsenceWatch(
-        over_tcp_served("127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True
+        partial(over_tcp_served, "127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True
     )
     watch._store = BeatStore(store, "")
     assert "who else had arrived is not known" in str(watch.loss_of(2))
@@ -287,7 +288,9 @@ async def test_a_rank_that_cannot_read_names_only_what_holds_the_lock_at_each_ch
     tmp_path: Path,
 ) -> None:
     holders: list[Participant] = []
-    watch = AbsenceWatch(in_file(tmp_path / "meeting", 0), 0, 3, 5.0, lambda _: None, star=False)
+    watch = AbsenceWatch(
+        partial(in_file, tmp_path / "meeting", 0), 0, 3, 5.0, lambda _: None, star=False
+    )
     watch._store = BeatStore(MemoryStore(), "", lambda: holders)
     watch._deadlines.watch(2, time.monotonic() - 100)
     watch._looked -= 100
@@ -307,7 +310,9 @@ def held_by(rank: int) -> Participant:
 
 async def test_missing_ranks_are_read_before_the_file_is_out_of_reach(tmp_path: Path) -> None:
     """A stopped process may hold its lock."""
-    watch = AbsenceWatch(in_file(tmp_path / "meeting", 0), 0, 3, 60.0, lambda _: None, star=False)
+    watch = AbsenceWatch(
+        partial(in_file, tmp_path / "meeting", 0), 0, 3, 60.0, lambda _: None, star=False
+    )
     try:
         await watch.begin("told", Deadline(20))
         await until(lambda: watch.absent == [1, 2])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +315,7 @@ async def test_a_second_loss_may_come_while_the_first_one_is_cleaned_up_after() 
     place = MeetingStore(store, "here", store.close, serves=True)
     attendance = Attendance(place, store, rank=0, size=3)
     silent, dead = (PeerLostError(f"rank {r} is lost", rank=r, noticed_by=0) for r in (1, 2))
-    opening = over_tcp("127.0.0.1", b"", None)
+    opening = partial(over_tcp, "127.0.0.1", b"", None)
 
     async def meet() -> None:
         hear = attendance._hear_of_silence
@@ -341,7 +342,7 @@ async def test_a_cancellation_is_raised_as_it_is_although_a_rank_is_lost_by_then
     attendance = Attendance(place, store, rank=0, size=2)
     lost = PeerLostError("rank 1 is lost", rank=1, noticed_by=0)
     attendance._watch = AbsenceWatch(
-        over_tcp("127.0.0.1", b"", None), 0, 2, 1.0, attendance._hear_of_silence, star=True
+        partial(over_tcp, "127.0.0.1", b"", None), 0, 2, 1.0, attendance._hear_of_silence, star=True
     )
 
     async def meet() -> None:

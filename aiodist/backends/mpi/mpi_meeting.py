@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -118,10 +119,10 @@ async def _open_place(
     keeper: TcpStore | TcpStoreServer
     if server is None:
         store = keeper = await TcpStore.connect(host, port, deadline, secret=secret)
-        watch = over_tcp(host, secret, None)
+        watch = partial(over_tcp, host, secret, None)
     else:
         store, keeper = server.store(), server
-        watch = over_tcp_served(host, secret, None)
+        watch = partial(over_tcp_served, host, secret, None)
     return MeetingStore(
         store,
         f"{host}:{port}, told by MPI",
