@@ -65,7 +65,6 @@ class Attendance:
         self._rank = rank
         self._size = size
         self._patience = patience
-        self._host, self._pid = socket.gethostname(), os.getpid()
         self._loss: DistError | None = None
         self._tells = True  # whether the others may read what this rank writes
         self._gave_up = False
@@ -193,13 +192,14 @@ class Attendance:
         if self.is_broken or self._watch is None:
             return
         self._loss = own_loss(error, self._rank)
-        self._telling = asyncio.get_running_loop().create_task(self._pass_on(error))
-        self._interrupt()
-
-    async def _pass_on(self, error: PeerLostError) -> None:
-        """Tell the ranks that are not watched, and rank 0 itself in case it continues."""
+        # For the ranks that are not watched, and rank 0 itself in case it continues.
         key = _VERDICT if self._place.serves else _LOST
         seconds = _TELL_SECONDS if self._place.once else _SECONDS
+        self._telling = asyncio.get_running_loop().create_task(self._tell(key, error, seconds))
+        self._interrupt()
+
+    async def _tell(self, key: str, error: DistError, seconds: float) -> None:
+        """Write ``error`` for the others, unless a loss is there already or the store does not answer."""
         with contextlib.suppress(DistError, TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._part.compare_set(key, b"", encode_error(error))
@@ -240,32 +240,25 @@ class Attendance:
         self._gave_up = True
         told: DistError
         if isinstance(error, StoreTimeoutError):
-            told = StoreTimeoutError(f"{self._name} gave up: {error.message}", **error.fields)
+            me = name_of(self._rank, socket.gethostname(), os.getpid())
+            told = StoreTimeoutError(f"{me} gave up: {error.message}", **error.fields)
         else:
             why = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
-            told = self._lost(f"gave up inside init_process_group: {why}")
-        key = _LOST
+            told = _lost(self._rank, f"gave up inside init_process_group: {why}")
         if self._place.serves:
-            key, told = _VERDICT, await self._completed(told)
-        with contextlib.suppress(DistError, TimeoutError):
-            async with asyncio.timeout(_SECONDS):
-                await self._part.compare_set(key, b"", encode_error(told))
-
-    @property
-    def _name(self) -> str:
-        return name_of(self._rank, self._host, self._pid)
-
-    def _lost(self, why: str) -> PeerLostError:
-        return _lost(self._rank, self._host, self._pid, why)
+            await self._tell(_VERDICT, await self._completed(told), _SECONDS)
+        else:
+            await self._tell(_LOST, told, _SECONDS)
 
 
 def will_of(rank: int) -> tuple[str, bytes]:
     """Return the key and the value of the will that this process leaves as ``rank``."""
-    why = "died or was cut off inside init_process_group"
-    return _LOST, encode_error(_lost(rank, socket.gethostname(), os.getpid(), why))
+    return _LOST, encode_error(_lost(rank, "died or was cut off inside init_process_group"))
 
 
-def _lost(rank: int, host: str, pid: int, why: str) -> PeerLostError:
+def _lost(rank: int, why: str) -> PeerLostError:
+    """Return the loss of this process, which is ``rank``."""
+    host, pid = socket.gethostname(), os.getpid()
     text = f"{name_of(rank, host, pid)} {why}"
     return PeerLostError(text, rank=rank, host=host, pid=pid, last=LAST)
 
