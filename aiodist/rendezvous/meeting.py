@@ -75,30 +75,16 @@ class Rendezvous:
         If every rank does so early, rank 0 can close without waiting. Never raises a DistError: a
         store that is gone needs no goodbye. ``deadline``: for the store's answer; None is 5 seconds.
         """
-        if self._left or self._place.serves:
-            return
-        self._left = True
-        self._attendance.complete()
-        try:
-            limit = _farewell() if deadline is None else deadline
-            await leave(self.store, self.rank, self.size, limit, name=_FAREWELL)
-        except DistError:
-            pass
-        finally:
-            await self._attendance.end()
+        if not self._place.serves:
+            await self._leave(_farewell() if deadline is None else deadline)
 
     async def settle(self, deadline: Deadline) -> None:
         """Return when no rank needs the store any more, or at the deadline. All ranks must call it.
 
         From then on the rank that serves the store may block its loop.
         """
-        if self._place.serves and not self._left:
-            self._left = True
-            try:
-                await leave(self.store, self.rank, self.size, deadline, name=_FAREWELL)
-            except DistError:
-                pass
-            await self._attendance.end()
+        if self._place.serves:
+            await self._leave(deadline)
         else:
             # Where rank 0 serves no store, it waits for the others no longer than a goodbye takes.
             await self.done(None if self.rank == 0 else deadline)
@@ -113,16 +99,22 @@ class Rendezvous:
             return
         self._closed = True
         try:
-            if self._attendance.is_broken:
-                pass
-            elif self._place.serves and not self._left:
-                await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
-            else:
-                await self.done()
-        except DistError:
-            pass
+            if not self._attendance.is_broken:
+                await self._leave(_farewell())
         finally:
             await _end(self._attendance, self._place)
+
+    async def _leave(self, deadline: Deadline) -> None:
+        """End this rank's part, once; rank 0 then waits for the others until ``deadline``."""
+        if self._left:
+            return
+        self._left = True
+        self._attendance.complete()
+        try:
+            with suppress(DistError):  # a store that is gone needs no goodbye
+                await leave(self.store, self.rank, self.size, deadline, name=_FAREWELL)
+        finally:
+            await self._attendance.end()
 
     def close_in_child(self) -> None:
         """Release inherited sockets in a forked child; the parent keeps its own."""
