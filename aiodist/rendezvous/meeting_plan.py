@@ -15,6 +15,7 @@ from pathlib import Path
 from aiodist.errors import InvalidUsageError
 from aiodist.rendezvous.environments import Meeting, Number, Surroundings, look_around
 from aiodist.rendezvous.methods import InitMethod, parse
+from aiodist.store.addresses import show
 
 UNSET = -1
 """The value of rank and world_size if the caller left them out, as in torch."""
@@ -37,7 +38,7 @@ class Master:
     server: str = ""
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return show(self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from aiodist.observe.doctor.facts import Facts, decode_facts, look
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding
 from aiodist.rendezvous import rendezvous
 from aiodist.store import exchange
-from aiodist.transport.tcp import on_own_link
+from aiodist.transport.tcp import format_address, on_own_link
 
 _DIAL_SECONDS = 5.0
 _PAYLOAD = 1 << 20
@@ -56,9 +56,8 @@ async def compare(
     DistNetworkError, DistStoreError.
     """
     deadline = Deadline(seconds)
-    place = f"[{master}]" if ":" in master else master
     met = await rendezvous(
-        f"tcp://{place}:{port}",
+        format_address(master, port),
         rank=node,
         size=nodes,
         store=None,
