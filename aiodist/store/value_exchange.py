@@ -49,7 +49,7 @@ async def exchange(
             absent = await absent_ranks(store, size, name)
             raise _not_arrived(rank, size, absent, deadline.timeout) from error
     else:
-        answer = await _gather(store, size, value, deadline, stops, name)
+        answer = msgpack.packb(await _gather(store, size, value, deadline, stops, name))
         await in_time(store.set(f"{name}/all", answer), deadline, _DIAGNOSIS_SECONDS)
     values, absent, timeout = msgpack.unpackb(answer)
     if absent:
@@ -84,8 +84,8 @@ async def _gather(
     deadline: Deadline,
     stops: Callable[[Collection[bytes]], bool] | None,
     name: str,
-) -> bytes:
-    """Return all values packed, or the absent ranks, which the others thus learn at once.
+) -> tuple[list[bytes], list[int], float | None]:
+    """Return all values, or the absent ranks and rank 0's timeout, which the others thus learn at once.
 
     ``own``: the value of rank 0, which is there: a store that does not answer misses every key.
     """
@@ -102,7 +102,7 @@ async def _gather(
         except StoreTimeoutError as error:
             missing = set(error.keys)
             if has_ended:
-                return _pack([], sorted(ranks[key] for key in missing), deadline.timeout)
+                return [], sorted(ranks[key] for key in missing), deadline.timeout
         arrived = [*(waited_for - missing)]
         found = await asyncio.gather(*(store.get(key, deadline) for key in arrived))
         for key, value in zip(arrived, found, strict=True):
@@ -111,12 +111,7 @@ async def _gather(
             [own, *(values[ranks[key]] for key in ranks.keys() - missing)]
         ):
             break
-    return _pack(values, [], None)
-
-
-def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> bytes:
-    packed: bytes = msgpack.packb((values, absent, timeout))
-    return packed
+    return values, [], None
 
 
 async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[int] | None:
