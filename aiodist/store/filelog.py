@@ -156,7 +156,7 @@ class FileLog:
                 "used it; give each job a file of its own"
             )
         size = os.fstat(self._fd).st_size
-        data = memoryview(self._read(size - self._end)) if size > self._end else memoryview(b"")
+        data = memoryview(self._read(size - self._end))
         at = 0
         while len(data) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, at)

@@ -20,7 +20,7 @@ from aiodist.store.tcp_greeting import (
     describe_stranger,
     greet_server,
 )
-from aiodist.store.waiting import limit, pauses
+from aiodist.store.waiting import pauses
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -99,7 +99,7 @@ async def _attempt(
     writer: asyncio.StreamWriter | None = None
     try:
         try:
-            async with asyncio.timeout(_greeting_seconds(deadline)):
+            async with asyncio.timeout(min(_GREETING_SECONDS, max(0.1, deadline.remaining()))):
                 reader, writer = await _stream(sock, context)
                 if learn is not None:
                     secret = await learn(await ask_server(reader, writer))
@@ -147,11 +147,6 @@ def _no_tls(host: str, port: int, why: str) -> DistStoreError:
         "all ranks valid certificates of one authority (AIODIST_TLS_CERT, AIODIST_TLS_KEY, "
         "AIODIST_TLS_CA), or none"
     )
-
-
-def _greeting_seconds(deadline: Deadline) -> float:
-    left = limit(deadline)
-    return _GREETING_SECONDS if left is None else min(_GREETING_SECONDS, max(0.1, left))
 
 
 async def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
