@@ -310,12 +310,19 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
 def recent(
     recorder: Recorder, works: Sequence[UnderWay], limit: int | None = None
 ) -> list[Operation]:
-    """Return the last operations, at most ``limit``, and all ``works`` in progress; oldest first."""
+    """Return the operations of `recent_records`."""
+    return [operation(*pair) for pair in recent_records(recorder, works, limit)]
+
+
+def recent_records(
+    recorder: Recorder, works: Sequence[UnderWay], limit: int | None
+) -> list[tuple[Record, UnderWay | None]]:
+    """Return the last records, at most ``limit``, and those of all ``works`` in progress; oldest first."""
     living = {work._recorded.number: work for work in works}
     kept = recorder.records() if limit is None else recorder.latest(limit)
     records = {record.number: record for record in kept}
     records.update({number: work._recorded for number, work in living.items()})
-    return [operation(records[number], living.get(number)) for number in sorted(records)]
+    return [(records[number], living.get(number)) for number in sorted(records)]
 
 
 def _tensor(meta: bytes) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from aiodist.errors import ProtocolError
 from aiodist.observe.rank_report import ClockSample, Identity, Observed
-from aiodist.observe.recorder import Message, Record, UnderWay, operation
+from aiodist.observe.recorder import Message, Record, UnderWay, operation, recent_records
 from aiodist.observe.volume import volume
 
 MOST_SPANS = 512
@@ -89,15 +89,10 @@ def usage_of(
 ) -> Usage:
     """Return the present usage of a rank, with its operations of the last ``seconds``. Any thread."""
     since = monotonic_ns() - int(seconds * 1e9)
-    living = {work._recorded.number: work for work in observed.under_way()}
+    works = observed.under_way()
     begun = observed.recorder.count
-    records = {record.number: record for record in observed.recorder.latest(MOST_SPANS)}
-    records.update({number: work._recorded for number, work in living.items()})
-    chosen = [
-        records[number]
-        for number in sorted(records)
-        if records[number].finished >= since or number in living
-    ]
+    records = recent_records(observed.recorder, works, MOST_SPANS)
+    chosen = [record for record, work in records if record.finished >= since or work is not None]
     memory, peak = memory_of_process()
     now = monotonic_ns()
     return Usage(
@@ -108,7 +103,7 @@ def usage_of(
         memory=memory,
         peak_memory=peak,
         place=place,
-        current=_current(list(living.values()), now),
+        current=_current(works, now),
         started=tuple((group.label.id, group.n_started) for group in observed.groups),
         spans=tuple(_span(record, identity.rank) for record in chosen),
         samples=tuple(samples),
