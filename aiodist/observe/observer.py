@@ -108,17 +108,16 @@ class Observer:
 
     # -- dumps
 
-    def dump(self, reason: str, directory: str | os.PathLike[str] | None = None) -> Path:
+    def dump(
+        self, reason: str, directory: str | os.PathLike[str] | None = None, stuck: float = 0.0
+    ) -> Path:
         """Write this rank's report into ``directory``, or the directory of AIODIST_DUMP_DIR. Any thread.
 
         Raises OSError.
         """
-        return self._write(directory or self._dumps, reason)
-
-    def _write(self, directory: str | os.PathLike[str], reason: str, stuck: float = 0.0) -> Path:
         with self._writing:  # the loop and the answering thread may both write; the newer stays
             self._has_dumped = True
-            return write_part(directory, self.part(reason, stuck))
+            return write_part(directory or self._dumps, self.part(reason, stuck))
 
     @property
     def dumps_by_itself(self) -> bool:
@@ -156,7 +155,7 @@ class Observer:
         if self._has_dumped and not self.part(reason, stuck, limit=0).groups:
             return
         try:
-            self._write(self._dumps, reason, stuck)
+            self.dump(reason, stuck=stuck)
         except OSError as error:
             self._tell_once("dump", DUMP_VARIABLE, self._dumps, error)
 
