@@ -24,17 +24,15 @@ def estimate(
     ask: Callable[[], int], clock: Callable[[], int] = monotonic_ns, rounds: int = ROUNDS
 ) -> ClockSample:
     """Estimate the other clock in ``rounds`` questions; ``ask()`` returns its time in nanoseconds."""
-    best: ClockSample | None = None
-    for _ in range(rounds):
+
+    def sample() -> ClockSample:
         before = clock()
         theirs = ask()
         after = clock()
         middle = (before + after) // 2
-        sample = ClockSample(middle, theirs - middle, (after - before + 1) // 2)
-        if best is None or sample.error < best.error:
-            best = sample
-    assert best is not None
-    return best
+        return ClockSample(middle, theirs - middle, (after - before + 1) // 2)
+
+    return min((sample() for _ in range(rounds)), key=lambda sample: sample.error)
 
 
 @dataclass(frozen=True)
