@@ -128,9 +128,9 @@ class Cluster:
                         local_world_size=self._size,
                     )
                     self._ranks.append(await RankProcess.start(rank, shared | own, self._output))
-                await self._everywhere(*self._first_call)
+                await self._carry_out(self._ranks, *self._first_call)
             except BaseException:
-                await self._kill(self._ranks)
+                await _settled(rank.end() for rank in self._ranks)
                 self._ranks = []
                 raise
 
@@ -148,7 +148,7 @@ class Cluster:
         except TimeoutError:
             pass
         finally:
-            await self._kill(ranks)
+            await _settled(rank.end() for rank in ranks)
 
     async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank.
@@ -226,12 +226,9 @@ class Cluster:
                     f"end the rank by kill({rank.number}), or all ranks by close() or %ranks --close"
                 )
         if self._stale and all(rank.is_alive for rank in self._ranks):
-            await self._everywhere(worker.renew_group, (), {})
+            await self._carry_out(self._ranks, worker.renew_group, (), {})
         self._stale = False
         return await self._carry_out([self._ranks[rank] for rank in chosen], fn, args, kwargs)
-
-    async def _everywhere(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]:
-        return await self._carry_out(self._ranks, fn, args, kwargs)
 
     async def _carry_out(
         self, ranks: Sequence[RankProcess], fn: Callable[..., Any], args: Any, kwargs: Any
@@ -312,9 +309,6 @@ class Cluster:
             error = RuntimeError(summary)
         error.add_note(f"rank {rank.number} of {self._size} raised this:\n\n{text.rstrip()}")
         return error
-
-    async def _kill(self, ranks: Sequence[RankProcess]) -> None:
-        await _settled(rank.end() for rank in ranks)
 
 
 def _has_failed(task: Answer) -> bool:
