@@ -81,6 +81,7 @@ class Worker:
     def __init__(self, control: socket.socket) -> None:
         """``control``: the socket to the program that started this process."""
         self._control = control
+        self._incoming = control.makefile("rb")
         self._marked = [os.dup(descriptor) for descriptor in (1, 2)]
         """Where the end of a call's output is marked, whatever the call does with descriptors 1 and 2."""
         self._dumps, self._loads = pickler()
@@ -163,16 +164,11 @@ class Worker:
 
     def _receive(self, count: int) -> bytes:
         """Return ``count`` bytes; none at the end of the stream."""
-        data = bytearray()
-        while len(data) < count:
-            try:
-                piece = self._control.recv(min(count - len(data), 1 << 20))
-            except ConnectionResetError:  # the other end closed with an answer unread
-                piece = b""
-            if not piece:
-                return b""
-            data += piece
-        return bytes(data)
+        try:
+            data = self._incoming.read(count)
+        except ConnectionResetError:  # the other end closed with an answer unread
+            return b""
+        return data if len(data) == count else b""
 
 
 def _of_user(trace: TracebackType | None) -> TracebackType | None:
