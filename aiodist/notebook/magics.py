@@ -21,7 +21,12 @@ PYPLOT_BACKEND = "aiodist.notebook.pyplot_backend"
 
 @magics_class
 class RanksMagics(Magics):
-    """Keeps the rank processes of a notebook: they live from the first cell to the end of its kernel."""
+    """Keeps the rank processes of a notebook: they live from the first cell to the end of its kernel.
+
+    While there are ranks it keeps the portal's loop running, which reads their output between cells.
+    """
+
+    longest_pause = 0.0
 
     def __init__(self, shell: InteractiveShell) -> None:
         """``shell``: IPython's, as its extensions get it."""
@@ -29,7 +34,6 @@ class RanksMagics(Magics):
         self._cluster: Cluster | None = None
         self._size = 0
         self._cells = 0
-        self._resident = _Resident(self)
 
     @magic_arguments()
     @argument("-n", type=int, help=f"how many ranks; {DEFAULT_RANKS}, or as many as there are")
@@ -80,13 +84,16 @@ class RanksMagics(Magics):
             try:
                 portal().run(cluster.close)
             finally:
-                portal().unsettle(self._resident)
+                portal().unsettle(self)
 
     async def leave(self) -> None:
         """End the ranks on the portal's loop, as the process ends."""
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             await cluster.close()
+
+    def close_in_child(self) -> None:
+        """Do nothing: the descriptors are closed on exec, and a forked child has no use for them."""
 
     def _open(self, size: int | None) -> Cluster:
         """Return the ranks that there are, or new ones. Raises UsageError for another number of ranks."""
@@ -99,11 +106,11 @@ class RanksMagics(Magics):
             return self._cluster
         size = DEFAULT_RANKS if size is None else size
         cluster = Cluster(size, env={"MPLBACKEND": f"module://{PYPLOT_BACKEND}"})
-        portal().settle(self._resident)  # first: the loop that starts the processes must go on
+        portal().settle(self)  # first: the loop that starts the processes must go on
         try:
             portal().run(cluster.start)
         except BaseException:
-            portal().unsettle(self._resident)
+            portal().unsettle(self)
             raise
         self._cluster, self._size = cluster, size
         return cluster
@@ -113,22 +120,6 @@ class RanksMagics(Magics):
             return [int(part) for part in text.split(",")] if text else list(range(self._size))
         except ValueError:
             raise UsageError(f"-r takes ranks with commas, such as -r 0,2; not {text!r}") from None
-
-
-class _Resident:
-    """Keeps the portal's loop running while there are ranks: it reads their output between cells."""
-
-    def __init__(self, magics: RanksMagics) -> None:
-        self._magics = magics
-
-    longest_pause = 0.0
-
-    async def leave(self) -> None:
-        """Do as `RanksMagics.leave`."""
-        await self._magics.leave()
-
-    def close_in_child(self) -> None:
-        """Do nothing: the descriptors are closed on exec, and a forked child has no use for them."""
 
 
 def _show(rank: int, result: CellResult) -> None:
