@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aiodist.api.closing import destroy_process_group
 from aiodist.api.collectives import barrier
@@ -41,6 +41,8 @@ from aiodist.tuning.candidates import (
 from aiodist.tuning.trial_runs import Runs
 from aiodist.types import ReduceOp
 
+T = TypeVar("T")
+
 FEWEST = 3
 """Turns of each candidate, however long they take."""
 
@@ -56,9 +58,8 @@ async def main(order: dict[str, Any]) -> str | None:
 
 async def measure(group: GroupEngine, order: dict[str, Any]) -> str | None:
     """`main` among the ranks of ``group``, the default one. A collective."""
-    told = [order]  # each node's launcher has read a command line of its own
-    await broadcast_object_list(told, 0)
-    operations, sizes, seconds = (told[0][name] for name in ("operations", "sizes", "seconds"))
+    order = await _of_rank_0(order)  # each node's launcher has read a command line of its own
+    operations, sizes, seconds = (order[name] for name in ("operations", "sizes", "seconds"))
     has_memory, topology = await shares(group), group.topology
     if not has_memory:
         _say(group, "the ranks do not all share memory here: the table for that is not measured")
@@ -138,7 +139,7 @@ async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choic
             if turn:  # the first opens connections and touches memory
                 times[number].append(taken)
         turn += 1
-        going = await _agree(group, turn <= FEWEST or time.monotonic() < end)
+        going = await _of_rank_0(turn <= FEWEST or time.monotonic() < end)
     everywhere: list[Any] = [None] * group.size
     await all_gather_object(everywhere, times)
     medians = [
@@ -169,9 +170,9 @@ def _say(group: GroupEngine, text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-async def _agree(group: GroupEngine, going: bool) -> bool:
-    """Rank 0's answer, on all ranks."""
-    told = [going]
+async def _of_rank_0(value: T) -> T:
+    """Return rank 0's ``value`` on all ranks."""
+    told = [value]
     await broadcast_object_list(told, 0)
     return told[0]
 
