@@ -31,14 +31,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, spec: JobSpec) -> int:
-    return _run_traced(spec, Path(args.trace)) if args.trace else run_job(spec)
-
-
-def _run_traced(spec: JobSpec, path: Path) -> int:
-    """Run a job as `run_job` does, and leave a trace of its ranks in ``path``.
+    """Run a job as `run_job` does, and leave a trace of its ranks in the file of ``--trace``.
 
     Returns the exit code: that of the job, or 1 if only the trace failed.
     """
+    if not args.trace:
+        return run_job(spec)
+    path = Path(args.trace)
     check_kind(path)
     check_output("--trace", path)
     with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as folder:
