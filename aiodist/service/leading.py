@@ -224,15 +224,12 @@ async def _results(handler: Handler, values: list[Any]) -> Sequence[Any]:
     results = await handler(values)
     is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes | bytearray)
     if not is_list or len(results) != count:
+        told = type(results).__name__
         raise InvalidUsageError(
             f"the handler of a service returns a list with one result for each of its {count} requests, "
-            f"not {_in_words(results) if is_list else type(results).__name__}"
+            f"not {f'a {told} of {len(results)}' if is_list else told}"
         )
     return results
-
-
-def _in_words(results: Sequence[Any]) -> str:
-    return f"a {type(results).__name__} of {len(results)}"
 
 
 def _about_request(error: Exception) -> Exception:
