@@ -222,8 +222,6 @@ def _pidfd(pid: int) -> int | None:
     none.
     """
     if sys.platform == "linux":
-        try:
+        with suppress(OSError):
             return os.pidfd_open(pid)
-        except OSError:
-            return None
     return None

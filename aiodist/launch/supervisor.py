@@ -130,7 +130,9 @@ class Launcher:
             while self._start_over():
                 self._run_on()
             self._sweep()
-            self._finish_output()
+            self._finish_streams()
+            self._outlets.release()
+            self._write_out(close=True)
         if self.spec.output.summary:  # before the failure: the cause stands last
             peaks = {rank: peak for rank, peak in self._peaks.items() if peak}
             seconds = time.monotonic() - began
@@ -387,12 +389,9 @@ class Launcher:
             "aiodist: all ranks start anew "
             f"(restart {self._restarts.used} of {self._restarts.limit})"
         )
-        for stream in self._streams:
-            stream.drain()
-            stream.finish()
-            self._forget(stream)
+        self._finish_streams()
         self._release()
-        self._streams, self._ranks = [], []
+        self._ranks = []
         self._failures, self._stopped, self._returned = [], [], []
         self._stop_with = None
         self._stop_at = self._kill_at = math.inf
@@ -466,12 +465,12 @@ class Launcher:
             self._selector.unregister(stream.fd)
         stream.close()
 
-    def _finish_output(self) -> None:
+    def _finish_streams(self) -> None:
         for stream in self._streams:
             stream.drain()
             stream.finish()
-        self._outlets.release()
-        self._write_out(close=True)
+            self._forget(stream)
+        self._streams = []
 
     def _write_out(self, *, close: bool = False) -> None:
         if self._output_lost:
