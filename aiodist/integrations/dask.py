@@ -199,9 +199,8 @@ def _start(
         raise
 
     def ended(future: distributed.Future) -> None:
-        if (
-            future.status == "error"
-        ):  # perhaps an argument's, and then the worker never gets the task
+        # The error may be an argument's, and then the worker never gets the task.
+        if future.status == "error":
             give_back()
 
     futures[0].add_done_callback(ended)

@@ -136,9 +136,8 @@ class RankProcess:
             return False
         try:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        except (
-            ChildProcessError
-        ):  # another part of the program has waited for it, or it ignores SIGCHLD
+        except ChildProcessError:
+            # Another part of the program has waited for it, or it ignores SIGCHLD.
             self.status = self.popen.returncode = UNKNOWN
         else:
             if pid == 0:

@@ -195,9 +195,8 @@ class JobSpec:
             env |= job_identity(env)
         if self.limits_threads():
             env["OMP_NUM_THREADS"] = "1"
-        env.setdefault(
-            "PYTHONUNBUFFERED", "1"
-        )  # a line appears when it is printed, not when a pipe is full
+        # A line appears when it is printed, not when a pipe is full.
+        env.setdefault("PYTHONUNBUFFERED", "1")
         return env
 
     def rank_variables(self, place: Place) -> dict[str, str]:

@@ -71,9 +71,8 @@ class RanksMagics(Magics):
                         "%ranks --close ends the other ranks, and the next cell starts all anew; "
                         "-r executes a cell on the others alone"
                     )
-            raise error.with_traceback(
-                None
-            ) from None  # how the ranks were called says nothing here
+            # How the ranks were called says nothing here.
+            raise error.with_traceback(None) from None
         for rank, result in zip(chosen, results, strict=True):
             _show(rank, result)
 

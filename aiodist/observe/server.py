@@ -102,9 +102,8 @@ class Server:
                 here.bind("\0" + socket_name(os.geteuid(), mine.job, mine.rank, mine.pid))
             if host is not None:
                 family = family_of(host)
-                place = socket.getaddrinfo(host, 0, family)[0][
-                    4
-                ]  # with the number of its interface
+                # With the number of its interface.
+                place = socket.getaddrinfo(host, 0, family)[0][4]
                 there = socket.create_server(place, family=family)
                 self._listeners.append(there)
                 self._host = host

@@ -78,9 +78,8 @@ class TcpStoreServer:
         self._listeners: list[asyncio.Server] = []
         self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._clients: dict[Client, None] = {}
-        self._strangers: dict[
-            asyncio.StreamWriter, None
-        ] = {}  # those that have not greeted, by age
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Those that have not greeted, by age."""
         self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
         self._crowded = False
         self._logged = 0
