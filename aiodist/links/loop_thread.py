@@ -37,7 +37,7 @@ class LoopThread:
         return self._owner.is_closed()
 
     def start(self) -> None:
-        """Start the thread. If the system refuses it, it has `ended`, by that ``failure``."""
+        """Start the thread. If the system refuses it, the thread has ended, by that ``failure``."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -45,9 +45,14 @@ class LoopThread:
             self._runs.set()
             self._ended.set()
 
-    async def ended(self) -> None:
-        """Wait until the thread has ended, also if it could not start ``main()``."""
-        await self._ended.wait()
+    async def wait_for(self, told: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait until ``told`` is done, the thread has ended or could not start, or ``seconds`` are over."""
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            either = {told, ended}
+            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
 
     def tell(self, function: Callable[..., object], *args: object) -> None:
         """Call ``function`` in the owner's loop, if it still runs. For use in the thread."""

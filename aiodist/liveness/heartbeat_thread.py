@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from aiodist.errors import DistError, DistNetworkError, remedy_for
 from aiodist.links.loop_thread import LoopThread
@@ -62,16 +61,12 @@ class HeartbeatThread:
         """
         self._vitals, self._report, self._report_departure = vitals, report, report_departure
         self._loop_thread.start()
-        ended = asyncio.ensure_future(self._loop_thread.ended())
         try:
-            watched: set[asyncio.Future[Any]] = {self._opened, ended}
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            await self._loop_thread.wait_for(self._opened)
         except asyncio.CancelledError:
             self._opened.cancel()
             self.stop()
             raise
-        finally:
-            ended.cancel()
         if not self._opened.done():
             failure = self._loop_thread.failure
             raise DistNetworkError(

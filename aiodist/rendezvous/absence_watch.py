@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -110,10 +110,7 @@ class AbsenceWatch:
         self._told = told
         self._loop_thread.start()
         within = min(_SERVE_SECONDS if self._hub else self._patience, deadline.remaining())
-        ended = asyncio.ensure_future(self._loop_thread.ended())
-        either: set[asyncio.Future[Any]] = {self._begun, ended}
-        await asyncio.wait(either, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
+        await self._loop_thread.wait_for(self._begun, within)
         return self._begun.result() if self._begun.done() else ""
 
     async def end(self) -> None:
