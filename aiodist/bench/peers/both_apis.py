@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiodist.bench.measured_operations import Call
-from aiodist.bench.peers.measured_peer import BlockingPeer, Interval, Peer, Place, clock
-from aiodist.bench.peers.torch_shaped import bind, bind_blocking
+from aiodist.bench.peers.measured_peer import Interval, Peer, Place, clock
+from aiodist.bench.peers.torch_shaped import TorchShapedPeer, bind
 
 VARIABLE = "AIODIST_TRANSPORT"
 
@@ -48,15 +48,12 @@ class AsyncApi(Peer):
 
         from aiodist.groups.world import World, use_world
 
-        async def initialise() -> None:
-            use_world(World())
-            await self._initialise(place)
-
         self._dist = _async_api()
         self._context = contextvars.copy_context()
+        self._context.run(use_world, World())
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         with transport(self._transport):
-            self._runner.run(initialise(), context=self._context)
+            self._runner.run(self._initialise(place), context=self._context)
 
     async def _initialise(self, place: Place) -> None:
         await self._dist.init_process_group(
@@ -106,7 +103,7 @@ class AsyncApi(Peer):
         self._runner.close()
 
 
-class BlockingApi(BlockingPeer):
+class BlockingApi(TorchShapedPeer):
     """``import aiodist.sync``, whose loop has a thread of its own."""
 
     def __init__(self, name: str, transport: str | None) -> None:
@@ -117,7 +114,7 @@ class BlockingApi(BlockingPeer):
         import aiodist.sync
         from aiodist.groups.world import World, use_world
 
-        self._dist: Any = aiodist.sync
+        self._dist = aiodist.sync
         self._context = contextvars.copy_context()
         self._context.run(use_world, World())
         with transport(self._transport):
@@ -131,12 +128,6 @@ class BlockingApi(BlockingPeer):
 
     def turn(self, call: Call, numbers: range) -> list[Interval]:
         return self._context.run(super().turn, call, numbers)
-
-    def bind(self, call: Call) -> Callable[[], object]:
-        return bind_blocking(self._dist, call)
-
-    def barrier(self) -> None:
-        self._dist.barrier()
 
     def close(self) -> None:
         self._context.run(self._dist.destroy_process_group)

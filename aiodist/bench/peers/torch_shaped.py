@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from aiodist.bench.measured_operations import Call
-from aiodist.bench.peers.measured_peer import UnsupportedError
+from aiodist.bench.peers.measured_peer import BlockingPeer, UnsupportedError
 
 
 def bind(dist: Any, call: Call) -> Callable[[], Any]:
@@ -32,23 +32,25 @@ def bind(dist: Any, call: Call) -> Callable[[], Any]:
     raise UnsupportedError(f"no operation {call.operation}")
 
 
-def blocking_ping_pong(dist: Any, call: Call) -> Callable[[], None]:
-    """Rank 0 sends a message to rank 1, which sends what it received back."""
-    source, target = call.source, call.target
+class TorchShapedPeer(BlockingPeer):
+    """A peer whose ``_dist`` is a module of blocking functions."""
 
-    def ping() -> None:
-        dist.send(source, 1)
-        dist.recv(target, 1)
+    _dist: Any
 
-    def pong() -> None:
-        dist.recv(target, 0)
-        dist.send(target, 0)
+    def bind(self, call: Call) -> Callable[[], object]:
+        if call.operation != "send_recv":
+            return bind(self._dist, call)
+        dist, source, target = self._dist, call.source, call.target
 
-    return ping if call.rank == 0 else pong
+        def ping() -> None:
+            dist.send(source, 1)
+            dist.recv(target, 1)
 
+        def pong() -> None:
+            dist.recv(target, 0)
+            dist.send(target, 0)
 
-def bind_blocking(dist: Any, call: Call) -> Callable[[], Any]:
-    """Any operation of a blocking module."""
-    if call.operation == "send_recv":
-        return blocking_ping_pong(dist, call)
-    return bind(dist, call)
+        return ping if call.rank == 0 else pong
+
+    def barrier(self) -> None:
+        self._dist.barrier()
