@@ -189,10 +189,8 @@ class Server:
             self._close_sockets()
 
     def _answer_all(self) -> None:
-        pause, due = _FIRST_PAUSE, 0.0
-        far = self._far_from_rank_0()
-        if not far:
-            due = math.inf
+        pause = _FIRST_PAUSE
+        due = 0.0 if self._far_from_rank_0() else math.inf
         keep = monotonic() + KEEP_SECONDS if self._observer.keeps_a_trace else math.inf
         with selectors.DefaultSelector() as selector:
             for sock in (*self._listeners, self._woken):
