@@ -6,7 +6,8 @@ import asyncio
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from aiodist.launch.environment import INHERITED_FROM_AN_OUTER_JOB
@@ -18,20 +19,28 @@ def call_as_rank(fn: Callable[..., Any], args: Sequence[Any], variables: Mapping
     A coroutine function runs under uvloop, or asyncio if uvloop is not installed. Variables that
     describe another launcher's job are absent meanwhile.
     """
-    absent = [name for name in INHERITED_FROM_AN_OUTER_JOB if name not in variables]
-    before = {name: os.environ.get(name) for name in [*absent, *variables]}
-    for name in absent:
-        os.environ.pop(name, None)
-    os.environ.update(variables)
-    try:
+    with environment_variables(dict.fromkeys(INHERITED_FROM_AN_OUTER_JOB) | dict(variables)):
         result = fn(*args)
         return _run_coroutine(result) if inspect.iscoroutine(result) else result
+
+
+@contextmanager
+def environment_variables(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set ``variables`` of this process in this context; None stands for one that is absent."""
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        _set(variables)
+        yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +12,10 @@ from typing import Any
 from aiodist.bench.measured_operations import Call
 from aiodist.bench.peers.measured_peer import Interval, Peer, Place, clock
 from aiodist.bench.peers.torch_shaped import TorchShapedPeer, bind
+from aiodist.launch.rank_function import environment_variables
 
 VARIABLE = "AIODIST_TRANSPORT"
+"""Names the transports of a world that is initialised; the default ones where it is not set."""
 
 
 def _async_api() -> Any:
@@ -52,7 +52,7 @@ class AsyncApi(Peer):
         self._context = contextvars.copy_context()
         self._context.run(use_world, World())
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        with transport(self._transport):
+        with environment_variables({VARIABLE: self._transport}):
             self._runner.run(self._initialise(place), context=self._context)
 
     async def _initialise(self, place: Place) -> None:
@@ -117,7 +117,7 @@ class BlockingApi(TorchShapedPeer):
         self._dist = aiodist.sync
         self._context = contextvars.copy_context()
         self._context.run(use_world, World())
-        with transport(self._transport):
+        with environment_variables({VARIABLE: self._transport}):
             self._context.run(
                 self._dist.init_process_group,
                 store=place.store,
@@ -131,17 +131,3 @@ class BlockingApi(TorchShapedPeer):
 
     def close(self) -> None:
         self._context.run(self._dist.destroy_process_group)
-
-
-@contextmanager
-def transport(names: str | None) -> Iterator[None]:
-    """Initialise with the transports ``names``; the default ones where None."""
-    before = os.environ.pop(VARIABLE, None)
-    if names is not None:
-        os.environ[VARIABLE] = names
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-        if before is not None:
-            os.environ[VARIABLE] = before
