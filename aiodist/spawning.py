@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiodist.deadline import Deadline
-from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import check_int, check_list
+from aiodist.groups.argument_checks import check_count, check_list
 from aiodist.launch.environment import meeting_environment, rank_environment, secret_or_new
 from aiodist.launch.failure import SETTLE, Failure
 from aiodist.launch.ports import reserve_port
@@ -70,9 +69,7 @@ def spawn(
     if not callable(fn):
         raise TypeError(f"fn must be a function to call as fn(i, *args), not {fn!r}")
     check_list(args, "args")
-    nprocs = check_int(nprocs, "nprocs")
-    if nprocs < 1:
-        raise InvalidUsageError(f"nprocs must be at least 1, not {nprocs}")
+    nprocs = check_count(nprocs, "nprocs")
     if start_method != "fork" and inspect.isfunction(fn):
         _check_sendable(fn, start_method)
     from torch.multiprocessing.spawn import start_processes

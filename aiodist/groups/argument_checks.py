@@ -217,6 +217,14 @@ def check_int(value: Any, name: str) -> int:
     raise TypeError(f"{name} must be an int, not {type(value).__name__}")
 
 
+def check_count(value: Any, name: str) -> int:
+    """Do as `check_int`. Raises InvalidUsageError for a number below 1."""
+    count = check_int(value, name)
+    if count < 1:
+        raise InvalidUsageError(f"{name} must be at least 1, not {count}")
+    return count
+
+
 def check_bool(value: Any, name: str) -> bool:
     """Return ``value``. Raises TypeError unless it is a bool."""
     if not isinstance(value, bool):

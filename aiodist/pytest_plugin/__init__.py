@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import CollectiveError, InvalidUsageError
-from aiodist.groups.argument_checks import check_int
+from aiodist.groups.argument_checks import check_count
 from aiodist.rank_processes import Cluster, RanksError
 from aiodist.rank_processes.control import pickler
 from aiodist.rank_processes.ranks_error import InterruptedCallError
@@ -60,9 +60,7 @@ def on_ranks(
     Raises InvalidUsageError for ``n`` below 1, for other ``processes``, for a test with ``yield``,
     for a blocking test with ``processes=False``, and for a ``transport`` of ranks in processes.
     """
-    check_int(n, "n")
-    if n < 1:
-        raise InvalidUsageError(f"n must be at least 1, not {n}")
+    check_count(n, "n")
     if inspect.isgeneratorfunction(test) or inspect.isasyncgenfunction(test):
         raise InvalidUsageError("a test with `yield` is never run: take the yield out")
     if processes not in (None, True, False):

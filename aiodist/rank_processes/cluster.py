@@ -11,7 +11,7 @@ from typing import Any, Self, TextIO
 
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import check_int, check_ranks
+from aiodist.groups.argument_checks import check_count, check_ranks
 from aiodist.launch.environment import (
     INHERITED_FROM_AN_OUTER_JOB,
     job_identity,
@@ -70,10 +70,8 @@ class Cluster:
             TypeError: A value of ``env`` is no str.
             ImportError: The package cloudpickle is missing.
         """
-        for name, number in (("n", n), ("threads", threads)):
-            check_int(number, name)
-            if number < 1:
-                raise InvalidUsageError(f"{name} must be at least 1, not {number}")
+        check_count(n, "n")
+        check_count(threads, "threads")
         for name, value in (env or {}).items():
             if not isinstance(value, str):
                 raise TypeError(f"env must have values of str, and {name!r} has {value!r}")

@@ -22,7 +22,7 @@ from aiodist.errors import (
     InvalidUsageError,
     ServiceClosedError,
 )
-from aiodist.groups.argument_checks import check_int, check_ranks, check_tag
+from aiodist.groups.argument_checks import check_count, check_ranks, check_tag
 from aiodist.groups.world import current_world
 from aiodist.rendezvous.meeting_stores import check_store
 from aiodist.service.following import follow
@@ -369,9 +369,7 @@ async def serving(
         NotInitializedError: There is no default group.
         Exception: What ``worker`` raised.
     """
-    check_int(max_batch, "max_batch")
-    if max_batch < 1:
-        raise InvalidUsageError(f"max_batch must be at least 1, not {max_batch}")
+    check_count(max_batch, "max_batch")
     if isinstance(max_delay, bool) or not isinstance(max_delay, Real):
         raise TypeError(f"max_delay must be a number of seconds, not {type(max_delay).__name__}")
     if not max_delay >= 0:

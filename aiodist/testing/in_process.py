@@ -16,7 +16,7 @@ from aiodist.api.lifecycle import open_in_process
 from aiodist.api.settings import window_from
 from aiodist.api.shm_settings import SHARED
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import check_int
+from aiodist.groups.argument_checks import check_count
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
 from aiodist.testing.rank_threads import in_thread
@@ -136,11 +136,9 @@ async def collect_ranks(
 
     Returns the results by rank and no error, or no results and at least one error.
     """
-    check_int(size, "size")
+    check_count(size, "size")
     if not callable(fn):
         raise TypeError(f"fn must be an async function to call as fn(rank), not {fn!r}")
-    if size < 1:
-        raise InvalidUsageError(f"size must be at least 1, got {size}")
     if hosts and len(hosts) != size:
         raise InvalidUsageError(f"hosts must have a number for each of {size} ranks, not {hosts!r}")
     window = window_from(buffer_bytes, {})
