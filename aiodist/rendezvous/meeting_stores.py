@@ -151,16 +151,14 @@ async def _at_master(
                 **error.fields,
             ) from None
         secret = secret if shared is None else shared.value
-        watch = partial(over_tcp, host, secret, certificates)
-        given_back = client.close_in_child
         return MeetingStore(
             client,
             str(master),
             client.close,
             route,
-            given_back,
+            client.close_in_child,
             once=True,
-            watch=watch,
+            watch=partial(over_tcp, host, secret, certificates),
             secret=secret,
         )
     own = [address for address in addresses if _is_own(address)]
@@ -187,17 +185,15 @@ async def _at_master(
         certificates=certificates,
         seal=None if shared is None else shared.seal,
     )
-    # If the address belongs to a host that forwards connections, it may forward no second port.
-    offered = partial(over_tcp_served, host, secret, certificates) if own else None
-    given_back = server.close_in_child
     return MeetingStore(
         server.store(),
         where,
         server.close,
         route,
-        given_back,
+        server.close_in_child,
         serves=True,
-        watch=offered,
+        # If the address belongs to a host that forwards connections, it may forward no second port.
+        watch=partial(over_tcp_served, host, secret, certificates) if own else None,
         secret=secret,
         all_met=server.stop_accepting,
     )
