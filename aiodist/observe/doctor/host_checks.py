@@ -12,7 +12,6 @@ from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding
 _SLOW_NAME = 1.0
 _FEW_FILES = 4096
 _SMALL_SHM = 1 << 30
-_OLDEST_PYTHON = (3, 11)
 
 
 def examine(facts: Facts, *, several: bool) -> list[Finding]:
@@ -32,8 +31,6 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         OK, "versions", f"Python {facts.python}, {told}; {facts.system}, {facts.cores} cores"
     )
-    if tuple(int(part) for part in facts.python.split(".")[:2]) < _OLDEST_PYTHON:
-        yield Finding(PROBLEM, "versions", f"Python {facts.python} is too old", "use 3.11 or later")
     if not facts.versions.get("torch"):
         yield Finding(
             WARNING,

@@ -178,7 +178,7 @@ def test_quiet_prints_problems_only(
     told = capsys.readouterr().out
     assert told.startswith("warning  shared memory: /dev/shm has 0 MiB")
     assert told.endswith("ranks will run; see the warnings\n")
-    monkeypatch.setattr(command, "look", lambda environ: replace(HEALTHY, python="3.9.0"))
+    monkeypatch.setattr(command, "look", lambda environ: replace(HEALTHY, listen_error="refused"))
     assert aiodist(["doctor", "-q"]) == 1
     assert "ranks will fail here" in capsys.readouterr().out
 

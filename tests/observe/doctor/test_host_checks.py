@@ -57,7 +57,6 @@ def test_a_healthy_host_is_well(several: bool) -> None:
 
 
 ILLS: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"python": "3.10.4"}, PROBLEM, "too old", "use 3.11"),
     ({"versions": {}}, WARNING, "torch is not installed", "pip install torch"),
     ({"versions": {"torch": "2"}}, WARNING, "uvloop is not installed", "pip install uvloop"),
     ({"resolved": ()}, WARNING, "does not resolve", "add '10.0.0.1 node0' to /etc/hosts"),
