@@ -54,10 +54,7 @@ def main(descriptor: int) -> None:
 
 def open_group(backend: str | None, timeout: float | None) -> None:
     """Meet the other ranks; the first call that each rank gets."""
-    if timeout is None:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, timeout=timeout)
+    dist.init_process_group(backend, timeout=timeout)
 
 
 def renew_group() -> None:
