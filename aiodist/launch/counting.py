@@ -5,27 +5,26 @@ from __future__ import annotations
 import glob
 import subprocess
 import sys
-from collections.abc import Callable
 
 from aiodist.errors import InvalidUsageError
 from aiodist.links.host import own_cores
 
 
-def process_count(text: str, gpus: Callable[[], int] | None = None) -> int:
+def process_count(text: str) -> int:
     """Return what ``text`` names: digits, or ``cpu``, ``gpu``, ``auto`` (GPUs if any, else CPUs).
 
-    ``gpus``: counts the GPUs; torch is asked where None. Raises InvalidUsageError.
+    Raises InvalidUsageError.
     """
     word = text.strip().lower()
     if word == "cpu":
         return len(own_cores())
     if word == "gpu":
-        count = (gpus or _gpus)()
+        count = _gpus()
         if count == 0:
             raise InvalidUsageError("torch sees no GPU on this host: pass a number, or 'cpu'")
         return count
     if word == "auto":
-        return (gpus or _likely_gpus)() or len(own_cores())
+        return _likely_gpus() or len(own_cores())
     try:
         count = int(word)
     except ValueError:

@@ -15,6 +15,7 @@ import aiodist.commands.main as cli
 import aiodist.commands.run as run_command
 from aiodist.commands.exec import parser as exec_parser
 from aiodist.errors import InvalidUsageError
+from aiodist.launch import counting
 from aiodist.launch.args import launch_parser, run_parser
 from aiodist.launch.counting import process_count
 from aiodist.launch.spec import JobSpec
@@ -230,14 +231,17 @@ def test_parents_of_a_module_are_not_imported(specs):
     assert specs[0].program == (sys.executable, "-m", "package.mod")
 
 
-def test_words_for_counts(specs, capfd):
+def test_words_for_counts(specs, capfd, monkeypatch):
     assert cli.main(["run", "-n", "cpu", "train.py"]) == 0
     cpus = len(os.sched_getaffinity(0))
     assert specs[0].nproc == cpus
-    assert process_count("gpu", lambda: 3) == process_count("auto", lambda: 3) == 3
-    assert process_count("auto", lambda: 0) == cpus
+    monkeypatch.setattr(counting.glob, "glob", lambda path: [path])
+    monkeypatch.setattr(counting, "_gpus", lambda: 3)
+    assert process_count("gpu") == process_count("auto") == 3
+    monkeypatch.setattr(counting, "_gpus", lambda: 0)
+    assert process_count("auto") == cpus
     with pytest.raises(InvalidUsageError, match="torch sees no GPU"):
-        process_count("gpu", lambda: 0)
+        process_count("gpu")
 
 
 def test_several_nodes_take_the_meeting_place_from_the_environment(specs, monkeypatch, capfd):
