@@ -42,20 +42,18 @@ def simulate_hosts(
     topology: HostTopology,
     nbytes: int,
     parameters: Parameters,
-    intra_host: Parameters = NETWORKS["host"],
 ) -> HostsOutcome:
     """Run ``operation`` on ``nbytes`` in all, with root 0, over ``topology``.
 
-    ``parameters``: of the one link that each host has. ``intra_host``: what messages cost in a host;
-    `FLAT` sends some, the others share memory there. Raises InvalidUsageError for an algorithm
-    that the operation does not have.
+    ``parameters``: of the one link that each host has. In a host `FLAT` sends messages too, and the
+    others share memory. Raises InvalidUsageError for an algorithm that the operation does not have.
     """
     size = sum(map(len, topology.hosts))
     lengths = [0] if operation == "barrier" else lengths_of(operation, size, nbytes)
     flat = algorithm == FLAT
     if algorithm not in algorithms_over_hosts(operation, topology):
         raise InvalidUsageError(f"{operation} has no algorithm {algorithm!r} over these hosts")
-    network = Network(size, parameters, topology=topology, intra_host=intra_host)
+    network = Network(size, parameters, topology=topology, intra_host=NETWORKS["host"])
     if flat:
         run = program(operation, nbytes, select(operation, size, nbytes))
     else:

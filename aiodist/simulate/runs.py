@@ -31,7 +31,6 @@ class Outcome:
     algorithm: Algorithm
     ranks: int
     nbytes: int
-    chunk: int
     seconds: float
     sent: Traffic
     formula: Traffic
@@ -72,7 +71,6 @@ def simulate(
         algorithm,
         ranks,
         nbytes,
-        chunk,
         seconds,
         sent[busiest],
         formulas[busiest],
