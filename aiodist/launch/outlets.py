@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -200,7 +201,6 @@ class Outlets:
         launcher's own text. Raises InvalidUsageError if the files cannot be made.
         """
         self._console = console
-        self._options = options
         self._has_prefix = prefix
         self._shown = set(ranks) if options.shown is None else options.shown.intersection(ranks)
         self._files: dict[int, LogFile] = {}
@@ -211,10 +211,9 @@ class Outlets:
                     self._files[rank] = LogFile(options.log_dir / f"rank{rank}.log", tell)
             except OSError as error:
                 raise InvalidUsageError(f"--log-dir: no file can be written: {error}") from None
-        screens = {id(screen): screen for screen in (console.stdout, console.stderr)}
         self._foldings = {
-            key: Folding(screen, lambda ranks, s=screen: self._prefix(ranks, s), len(self._shown))  # type: ignore[misc]
-            for key, screen in screens.items()
+            screen: Folding(screen, partial(self._prefix, screen), len(self._shown))
+            for screen in console.screens
             if options.fold
         }
 
@@ -229,15 +228,15 @@ class Outlets:
         """Return the outlets of the stream of ``rank`` that belongs on ``screen``."""
         found: list[Outlet] = [self._files[rank]] if rank in self._files else []
         if rank in self._shown:
-            folding = self._foldings.get(id(screen))
+            folding = self._foldings.get(screen)
             found.append(
-                ScreenOutlet(screen, self._prefix([rank], screen))
+                ScreenOutlet(screen, self._prefix(screen, [rank]))
                 if folding is None
                 else FoldingOutlet(folding, rank)
             )
         return tuple(found)
 
-    def _prefix(self, ranks: Sequence[int], screen: Screen) -> bytes:
+    def _prefix(self, screen: Screen, ranks: Sequence[int]) -> bytes:
         return self._console.prefix(ranks, screen) if self._has_prefix else b""
 
     def due(self, now: float) -> float:

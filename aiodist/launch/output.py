@@ -192,10 +192,10 @@ class Console:
 
     def __init__(self, stdout: int, stderr: int) -> None:
         """Ranks have colours on a terminal that knows them, unless NO_COLOR is set."""
-        self.stdout = Screen(stdout, tty=os.isatty(stdout))
-        self.stderr = self.stdout
+        self.stdout = self.stderr = Screen(stdout, tty=os.isatty(stdout))
         if not os.path.sameopenfile(stdout, stderr):
             self.stderr = Screen(stderr, tty=os.isatty(stderr))
+        self.screens = tuple(dict.fromkeys((self.stdout, self.stderr)))
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def prefix(self, ranks: Sequence[int], screen: Screen) -> bytes:
@@ -217,23 +217,22 @@ class Console:
     def calling_while_waiting(self, act: Callable[[], bool]) -> Iterator[None]:
         """In this context, call ``act`` while a slow reader is waited for, as `Screen` does."""
         with ExitStack() as stack:
-            for screen in {self.stdout, self.stderr}:
+            for screen in self.screens:
                 stack.enter_context(screen.calling_while_waiting(act))
             yield
 
     def close(self) -> None:
         """End open lines, so that the shell's prompt starts at the left."""
-        self.stdout.settle()
-        self.stderr.settle()
+        for screen in self.screens:
+            screen.settle()
         self.flush()
 
     def flush(self) -> None:
         """Write all that was put on either screen."""
-        self.stdout.flush()
-        if self.stderr is not self.stdout:
-            self.stderr.flush()
+        for screen in self.screens:
+            screen.flush()
 
     def discard(self) -> None:
         """Forget what was put on either screen: it cannot be written."""
-        self.stdout.discard()
-        self.stderr.discard()
+        for screen in self.screens:
+            screen.discard()
