@@ -87,5 +87,6 @@ def _blue(shade: float) -> str:
 def _bytes(nbytes: float) -> str:
     for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
+            count = nbytes / factor
+            return f"{count:.0f} {unit}" if count >= 100 else f"{count:.3g} {unit}"
     return f"{nbytes:.0f} B"

@@ -85,6 +85,16 @@ def test_the_map_has_messages_and_collectives_by_their_meaning() -> None:
     assert "rank 0 to rank 1: 0 B" in titles(traffic_map({0: part(0, size=2), 1: part(1, size=2)}))
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [(1000, "1000 B"), (1100, "1.07 KiB"), (1023 << 10, "1023 KiB"), (5000 << 30, "5000 GiB")],
+)
+def test_bytes_on_the_map_have_no_exponent(nbytes: int, shown: str) -> None:
+    sent = replace(op(0, "done", name="send", peer=1), nbytes=nbytes)
+    drawn = traffic_map({0: part(0, sent, size=2), 1: part(1, size=2)})
+    assert f"rank 0 to rank 1: {shown}" in titles(drawn)
+
+
 def test_the_command_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for each in parts().values():
         write_part(tmp_path, each)
