@@ -27,23 +27,6 @@ from aiodist.observe.recorder import GroupLabel, Record, operation
 if TYPE_CHECKING:
     from aiodist.groups.group_engine import GroupEngine
 
-StartInGroup = Callable[[Operation[Any], float | timedelta | None], Work[Any]]
-
-
-def starting_in(
-    loop: asyncio.AbstractEventLoop, group: GroupLabel, start: StartInGroup
-) -> StartInGroup:
-    """Return a function that returns a `Work` at once and calls ``start`` for it later, in ``loop``.
-
-    ``start``: `GroupEngine.start` of ``group``. Its errors come with the `Work`.
-    """
-
-    def start_later(operation: Operation[T], timeout: float | timedelta | None = None) -> Work[T]:
-        begin = partial(start, operation, to_seconds(timeout))
-        return DeferredWork(loop, group, operation.kind, begin)
-
-    return start_later
-
 
 def start_anywhere(
     group: GroupEngine,
@@ -59,7 +42,8 @@ def start_anywhere(
         return group.start(operation, timeout, begin)
     if loop.is_closed():
         world.check_loop()
-    return starting_in(loop, group.label, group.start)(operation, timeout)
+    later = partial(group.start, operation, to_seconds(timeout))
+    return DeferredWork(loop, group.label, operation.kind, later)
 
 
 class DeferredWork(Work[T]):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from copy import copy
+from functools import partial
 from threading import get_ident
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.activity import describe_activity, describe_present
-from aiodist.groups.deferred import starting_in
+from aiodist.groups.deferred import start_anywhere
 from aiodist.groups.diagnostics import explained
 from aiodist.groups.group_agreements import refuse
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
@@ -330,22 +331,19 @@ class World:
     def group(self, group: Group | None) -> GroupEngine:
         """As `member`, to start operations of the backend.
 
-        Outside the world's event loop the operations start later, in the loop: see `groups.deferred`.
+        Outside the world's event loop the result is a stand-in for the group, whose operations start
+        later, in the loop: see `groups.deferred`.
         """
         if group is None and self.default is not None and self.its_loop is _running_loop():
             return self.default
-        return self.reached(self.member(group))
-
-    def reached(self, chosen: GroupEngine) -> GroupEngine:
-        """Return ``chosen``, or outside the world's event loop a stand-in that starts operations there."""
+        chosen = self.member(group)
         # Without a loop ``chosen`` is closed, and says so itself.
         if self.its_loop is None or self.its_loop is _running_loop():
             return chosen
         if self.its_loop.is_closed():
             self.check_loop()
         stand_in = copy(chosen)
-        start = starting_in(self.its_loop, chosen.label, chosen.start)
-        stand_in.start = start  # type: ignore[assignment,method-assign]
+        stand_in.start = partial(start_anywhere, chosen)  # type: ignore[method-assign]
         return stand_in
 
     def group_here(self, group: Group | None) -> GroupEngine:
