@@ -9,10 +9,14 @@ from types import MappingProxyType
 from aiodist.wire.frames import STREAM, TENSOR
 
 
+def digest(text: str, nbytes: int = 8) -> int:
+    """Return a number of ``nbytes`` bytes that is equal on all ranks with equal texts."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=nbytes).digest(), "little")
+
+
 def group_id(name: str, ranks: Sequence[int]) -> int:
     """Return 64 bits that name a group on the wire, equal on all ranks with equal arguments."""
-    text = f"{name}\0{','.join(map(str, ranks))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return digest(f"{name}\0{','.join(map(str, ranks))}")
 
 
 def announcement_group_id(name: str, ranks: Sequence[int]) -> int:
@@ -58,11 +62,11 @@ _PLURALS = (
 """By kind."""
 
 
-def neighbours(number: int, size: int) -> list[int]:
-    """Return those at distances 1, 2, 4 and so on from ``number`` on a ring of ``size``, both ways."""
-    found: set[int] = set()
-    distance = 1
-    while distance < size:
-        found.update(((number + distance) % size, (number - distance) % size))
-        distance *= 2
+def neighbours(number: int, size: int, near: int = 1) -> list[int]:
+    """Return those at distances 1, 2, 4 and so on from ``number`` on a ring of ``size``, both ways.
+
+    Also those at every distance up to ``near``.
+    """
+    distances = [*range(1, near + 1), *(1 << power for power in range(size.bit_length()))]
+    found = {(number + step) % size for each in distances for step in (each, -each)}
     return sorted(found - {number})

@@ -14,7 +14,6 @@ can miss each other. So the sleeper looks again after a millisecond, when every 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import threading
 from collections import deque
@@ -25,7 +24,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiodist.completion import Pending
 from aiodist.groups.group_facts import GroupFacts
-from aiodist.groups.shm_opening import ShmOpening, neighbours_of, reach_if_gone, until_next_look
+from aiodist.groups.naming import digest, neighbours
+from aiodist.groups.shm_opening import NEAR, ShmOpening, reach_if_gone, until_next_look
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS, BoundedSpin, SpinPolicy
 from aiodist.shm.doorbell import Doorbell
@@ -124,8 +124,8 @@ class ShmCommunicator:
         self.matcher = group.endpoint.inbox.matcher
         """Where messages would be that came for an operation of this group."""
         self._memory: SharedMemory | None = memory
-        self._id = _area_id(group.id, incarnation)
-        self.neighbours = [self.members[rank] for rank in neighbours_of(self.rank, self.size)]
+        self._id = digest(f"{group.id} {incarnation}") or 1  # of the members' areas
+        self.neighbours = [self.members[rank] for rank in neighbours(self.rank, self.size, NEAR)]
         """Global ranks of the members to which this rank is connected."""
         self._opening = ShmOpening(
             group.endpoint, memory, self._id, self.members, self.neighbours, self._wake_member
@@ -449,8 +449,3 @@ class ShmCommunicator:
 
 def _no_turns(_: Callable[[], None]) -> None:
     """Keep no loop awake: the communicator does that itself."""
-
-
-def _area_id(group: int, incarnation: int) -> int:
-    text = f"{group} {incarnation}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1

@@ -193,10 +193,3 @@ def reach_if_gone(endpoint: Endpoint, memory: SharedMemory, rank: int) -> None:
     """
     if memory.is_gone(rank):
         endpoint.reach(rank)
-
-
-def neighbours_of(place: int, size: int) -> list[int]:
-    """Return the places, of ``size`` round a ring, that are neighbours of ``place``."""
-    steps = [*range(1, NEAR), *(1 << power for power in range(3, size.bit_length()))]
-    found = {(place + step) % size for step in [*steps, *(-step for step in steps)]}
-    return sorted(found - {place})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.argument_checks import check_int, check_list
+from aiodist.groups.naming import digest
 
 
 def split_lengths(
@@ -55,8 +55,7 @@ def unpack_lengths(data: memoryview, count: int) -> tuple[int, ...]:
 
 def digest_of_numbers(numbers: Sequence[int]) -> int:
     """56 bits that are equal on ranks with equal lists of numbers."""
-    text = ",".join(map(str, numbers))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+    return digest(",".join(map(str, numbers)), 7)
 
 
 def unequal(counts: Sequence[int]) -> int:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups.naming import neighbours
 from aiodist.groups.shm_communicator import ShmCommunicator
-from aiodist.groups.shm_opening import neighbours_of
+from aiodist.groups.shm_opening import NEAR
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import SUSPICION_SECONDS
 from aiodist.shm import area_directory
@@ -70,7 +71,7 @@ async def test_many_ranks_have_few_connections_though_some_were_late() -> None:
         return sum(endpoint.connected(other) for other in range(size) if other != rank)
 
     connections = await run_ranks(size, main, "shm", timeout=scaled(60))
-    assert max(connections) == len(neighbours_of(0, size)) == 18
+    assert max(connections) == len(neighbours(0, size, NEAR)) == 18
 
 
 async def test_a_mismatch_among_many_ranks_reaches_all_though_another_is_away() -> None:
@@ -103,7 +104,7 @@ async def test_a_member_that_has_left_is_missed_though_it_is_no_neighbour(has_me
             await dist.barrier()
         if rank == 10:
             return
-        assert 10 not in neighbours_of(0, size)
+        assert 10 not in neighbours(0, size, NEAR)
         if rank == 0 or has_met:
             error = await asyncio.wait_for(outcome(dist.reduce(np.ones(1), 0)), scaled(10))
             assert isinstance(error, dist.PeerLostError) == (rank == 0)
