@@ -29,7 +29,7 @@ from aiodist.groups.shm_opening import NEAR, ShmOpening, reach_if_gone, until_ne
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS, BoundedSpin, SpinPolicy
 from aiodist.shm.doorbell import Doorbell
-from aiodist.shm.group_area import ASLEEP, PROGRESS, SLOTS, AreaShape, GroupArea
+from aiodist.shm.group_area import ASLEEP, PROGRESS, SLOTS, AreaShape
 from aiodist.shm.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ class ShmCommunicator:
         """By rank of the communicator: that member's global rank."""
         self.rank = self.members.index(group.global_rank)
         self.size = len(self.members)
-        self.areas: list[GroupArea] = []
         self.words: list[memoryview] = []
         self.mine: memoryview = memoryview(b"")
         self.shape = AreaShape(0, 0)
@@ -203,7 +202,6 @@ class ShmCommunicator:
             memory.release_area(self._id, self.members, all_listed=False)
             self._memory = None
             return True
-        self.areas = areas
         self.words = [area.words for area in areas]
         self.mine = self.words[self.rank]
         self.shape = reduce(AreaShape.common, (area.shape for area in areas))
@@ -233,7 +231,6 @@ class ShmCommunicator:
         self.forget_wait()
         memory, self._memory = self._memory, None
         opened = bool(self.words)
-        self.areas = []
         self.room = -1
         self.words = []
         self.peers = []
