@@ -27,7 +27,6 @@ from aiodist.groups.diagnostics import (
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.messenger import Messenger
-from aiodist.groups.operation_context import Sleeper
 from aiodist.groups.shm_collective import ShmCollective
 from aiodist.p2p.matching import Recv
 from aiodist.p2p.outbox import Send
@@ -296,7 +295,7 @@ class CollectiveContext:
             return (self.communicator.poll, turns, *self._messenger.polls(self.waiting_for()))
         return (turns, *self._messenger.polls(self.waiting_for()))
 
-    def sleeper(self) -> Sleeper | None:
+    def sleeper(self) -> ShmCommunicator | None:
         if self.communicator is None or self.shm is None or self.topology is not None:
             return None
         return self.communicator
@@ -442,7 +441,7 @@ class MessageContext:
             return ()
         return self._messenger.polls([self.other])
 
-    def sleeper(self) -> Sleeper | None:
+    def sleeper(self) -> ShmCommunicator | None:
         return None
 
     def hand_back(self) -> Callable[[], None] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aiodist.completion import Pending, T
-from aiodist.groups.operation_context import Sleeper
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.work import Work
 from aiodist.p2p.spin_policy import SpinPolicy
 
@@ -64,7 +64,7 @@ class _Following:
         context = self._first._context
         return () if context is None else context.polls()
 
-    def sleeper(self) -> Sleeper | None:
+    def sleeper(self) -> ShmCommunicator | None:
         return None
 
     def hand_back(self) -> Callable[[], None] | None:

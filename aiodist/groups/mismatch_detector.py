@@ -16,27 +16,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiodist.p2p.spin_policy import SUSPICION_SECONDS
+
+if TYPE_CHECKING:
+    from aiodist.groups.contexts import CollectiveContext
 
 LONGEST_SECONDS = 1.0
 """How often a rank that waits for long looks whether it waits for other ranks by now."""
 
 
-class WaitingCollective(Protocol):
-    """A collective under way; `groups.contexts.CollectiveContext` is one."""
-
-    sequence: int
-
-    def tell_awaited(self) -> None:
-        """Tell the ranks that it waits for, or its neighbours, each once, which collective this is."""
-
-
 class CollectivesUnderWay(Protocol):
     """The group, as the detector sees it; `groups.group_engine.GroupEngine` is one."""
 
-    def first_under_way(self) -> WaitingCollective | None:
+    def first_under_way(self) -> CollectiveContext | None:
         """Return the collective of the lowest number that has not ended here; None where all have."""
 
 

@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.p2p.spin_policy import SpinPolicy
-from aiodist.shm.doorbell import Doorbell
-
-
-class Sleeper(Protocol):
-    """How a thread that drives the engine sleeps, and is woken by the rank that it waits for."""
-
-    @property
-    def doorbell(self) -> Doorbell:
-        """What the other rank rings."""
-
-    def look(self) -> bool:
-        """Go on with the operation if it can. Returns whether it did."""
-
-    def fall_asleep(self) -> bool:
-        """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
-
-    def suspect(self) -> None:
-        """Look whether the rank that is waited for is gone: the thread has slept for long."""
 
 
 class OperationContext(Protocol):
@@ -42,7 +25,7 @@ class OperationContext(Protocol):
     def polls(self) -> Sequence[Callable[[], None]]:
         """Return what to call to look for what is missing."""
 
-    def sleeper(self) -> Sleeper | None:
+    def sleeper(self) -> ShmCommunicator | None:
         """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
 
     def close(self, error: BaseException | None) -> BaseException | None:

@@ -292,19 +292,22 @@ class ShmCommunicator:
                 ):
                     self.group.wake(self.group_ranks[rank])
 
-    # -- groups.operation_context.Sleeper
+    # -- a blocked thread that drives the engine, sleeps by itself, and is woken by the rank it waits for
 
     @property
     def doorbell(self) -> Doorbell:
+        """What the other rank rings."""
         assert self._memory is not None  # an operation waits in it
         return self._memory.thread_bell
 
     def look(self) -> bool:
+        """Go on with the operation if it can. Returns whether it did."""
         wait = self._wait
         self.poll()
         return self._wait is not wait
 
     def fall_asleep(self) -> bool:
+        """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
         wait = self._wait
         if wait is None:  # for a turn of the loop, or to be admitted
             return False
@@ -317,6 +320,7 @@ class ShmCommunicator:
         return self._wait is wait
 
     def suspect(self) -> None:
+        """Look whether the rank that is waited for is gone: the thread has slept for long."""
         wait, memory = self._wait, self._memory
         if wait is not None and memory is not None:
             reach_if_gone(self.group.endpoint, memory, self.members[wait.rank])

@@ -18,7 +18,8 @@ from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import SIGNAL_SECONDS, Deadline, to_seconds
 from aiodist.errors import DistError, InvalidUsageError, PeerLostError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
-from aiodist.groups.operation_context import OperationContext, Sleeper
+from aiodist.groups.operation_context import OperationContext
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.work_future import WorkFuture
 from aiodist.observe.recorder import CompletedRecord, Record, name_of_operation, opened
 from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
@@ -217,7 +218,7 @@ class Work(Coroutine[Any, Any, T]):
             spin_policy.look(polls, self.is_completed, min(longest, spin_policy.window), longest)
         return self._done
 
-    def _sleeper(self) -> Sleeper | None:
+    def _sleeper(self) -> ShmCommunicator | None:
         """Return what a thread that drives the engine may sleep by; None: wait for `_when_done`."""
         context = self._context
         return None if context is None else context.sleeper()

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from aiodist.groups.operation_context import Sleeper
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.shm_opening import until_next_look
 from aiodist.p2p.spin_policy import DRIVE_SECONDS, LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
 from aiodist.sync.loop_handoff import LoopHandoff
@@ -21,7 +21,11 @@ class BlockedCaller:
     """
 
     def __init__(
-        self, work: Any, sleeper: Sleeper, loop: asyncio.AbstractEventLoop, handoff: LoopHandoff
+        self,
+        work: Any,
+        sleeper: ShmCommunicator,
+        loop: asyncio.AbstractEventLoop,
+        handoff: LoopHandoff,
     ) -> None:
         self._work = work
         self._sleeper = sleeper
