@@ -22,7 +22,7 @@ from aiodist.collectives.scatter_linear import scatter_new
 from aiodist.completion import T
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_engine import GroupEngine, raising
 from aiodist.groups.message import RecvObject, SendObject
 from aiodist.groups.operation import (
     Agree,
@@ -206,7 +206,7 @@ class NativeObjects:
         try:
             return fingerprint, [self._packing(each, pickle) for each in objects]
         except Exception as error:
-            unheard(self._group.collective(fingerprint, partial(_refuse, error), timeout))
+            unheard(self._group.collective(fingerprint, partial(raising, error), timeout))
             raise
 
     def _packing(self, obj: Any, pickle: bool) -> Packing:
@@ -232,7 +232,3 @@ class NativeObjects:
 
 
 _NOTHING = memoryview(b"")
-
-
-async def _refuse(error: Exception, channel: Channel) -> None:
-    raise error

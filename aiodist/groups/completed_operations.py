@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from aiodist.groups.fingerprint import Fingerprint
 
 REMEMBERED = 256
@@ -36,8 +38,4 @@ class CompletedOperations:
 
     def last(self) -> tuple[int, Fingerprint] | None:
         """Return the one of the highest number."""
-        return max((each for each in self.ring if each is not None), default=None, key=_number)
-
-
-def _number(entry: tuple[int, Fingerprint]) -> int:
-    return entry[0]
+        return max(filter(None, self.ring), default=None, key=itemgetter(0))

@@ -141,7 +141,7 @@ class GroupEngine(Messaging):
         work: Work[T] = Work(self.world.loop, context, record)
         self._active[sequence] = work
         if self._trouble is not None:
-            body, self._trouble = _failing(self._trouble), None
+            body, self._trouble = partial(raising, self._trouble), None
         failed = self._failures.pop(sequence, None)
         if failed is not None:
             self._heard.add(sequence)
@@ -205,7 +205,7 @@ class GroupEngine(Messaging):
             waiting = operation.exchange(sequence, fingerprint.words, exchange, given)
         except Exception as error:  # noqa: BLE001  # of the operation, as any other's
             # What it has published the others may have taken: it counts, and fails.
-            return self._take_up(operation, fingerprint, _failed(error), timeout)
+            return self._take_up(operation, fingerprint, raising(error), timeout)
         if waiting is not None:
             body = operation.run_to_end(waiting, owner)
             return self._take_up(operation, fingerprint, body, timeout)
@@ -235,15 +235,12 @@ class GroupEngine(Messaging):
             work._fail(self._error.again())
         return work
 
-    def completed(
-        self, ended: CompletedRecord, value: T | None = None, source: int = -1
-    ) -> Work[T]:
-        """Return the handle of what has completed. Its first ``await`` may yield to the loop.
+    def completed(self, ended: CompletedRecord) -> Work[Any]:
+        """Return the handle of what has completed without a result.
 
-        ``value``: the result. ``source``: the global rank that sent the message, of a receive.
+        Its first ``await`` may yield to the loop.
         """
-        yields = self._spin_policy.turn_is_due(ended[-1])
-        return CompletedWork(self._loop, ended, yields, value, source)
+        return CompletedWork(self._loop, ended, self._spin_policy.turn_is_due(ended[-1]))
 
     def received(
         self,
@@ -257,7 +254,7 @@ class GroupEngine(Messaging):
     ) -> Work[T]:
         """As `completed`, for a receive that has just got ``data`` from global rank ``source``.
 
-        ``owner``: keeps the memory of ``data`` alive.
+        ``value``: the result. ``owner``: keeps the memory of ``data`` alive.
         """
         inbox = self.endpoint.inbox
         turn = inbox.matcher.taken
@@ -490,7 +487,7 @@ class GroupEngine(Messaging):
             work._abandon(error.again(), calls_back=calls_back)
 
     def _fail_all(self, error: DistError) -> None:
-        for work in [*self._active.values(), *self._messages.values()]:
+        for work in self.under_way():
             work._fail(error.again())
         if self.communicator is not None:
             self.communicator.close()
@@ -501,12 +498,9 @@ class GroupEngine(Messaging):
         self._heard.update(self._active)
 
 
-async def _failed(error: Exception) -> Any:
+async def raising(error: Exception, _: object = None) -> Any:
+    """Raise ``error``: the body of a collective that fails on this rank."""
     raise error
-
-
-def _failing(error: Exception) -> Callable[[CollectiveContext], Coroutine[Any, Any, Any]]:
-    return lambda _: _failed(error)
 
 
 async def _admitted(

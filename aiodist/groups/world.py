@@ -210,7 +210,7 @@ class World:
         if endpoint is None or endpoint.shares_process:
             return False
         # A copy: any thread may ask.
-        return not any(group.is_busy for group in list(self._groups.values()))
+        return not any(group.is_busy for group in self.groups)
 
     @property
     def is_initialized(self) -> bool:
@@ -288,7 +288,7 @@ class World:
         return f"{stem}{number}"
 
     def default_group(self) -> GroupEngine:
-        if not self.is_initialized or self.default is None:
+        if self.default is None:
             raise self._not_there()
         return self.default
 
@@ -378,10 +378,7 @@ class World:
 
     def check_loop(self) -> None:
         """Refuse a call outside the event loop that ``init_process_group`` ran in."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
+        running = _running_loop()
         if self.its_loop is not None and self.its_loop.is_closed():
             raise InvalidUsageError(_LOOP_ENDED)
         if running is not self.its_loop:
