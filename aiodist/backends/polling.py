@@ -15,7 +15,8 @@ TURN_SECONDS = 1e-3
 LONGEST_PAUSE = 5e-3
 _SHARE = 8
 
-_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+"""Offer this core to the other processes."""
 
 
 class Poll:
@@ -49,7 +50,7 @@ class Poll:
             return
         passed = self._loop.time() - self._started
         if passed < TURN_SECONDS:
-            _yield()
+            give_way()
             self._loop.call_soon(self)
         else:
             self._loop.call_later(min(passed / _SHARE, LONGEST_PAUSE), self)

@@ -22,8 +22,6 @@ from aiodist.groups.message import Message
 from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
-from aiodist.tensors import DType, Reduction
-from aiodist.types import ReduceOp
 
 
 class MpiBackend(CollectiveBackend):
@@ -48,7 +46,7 @@ class MpiBackend(CollectiveBackend):
         agreement = MpiAgreement(self._gate, group.size, checks(os.environ))
         self._group = group
         run = MpiOperations(group, self._gate, agreement)
-        self._native = NativeBackend(group, run, change=_in_mpi)
+        self._native = NativeBackend(group, run, change=MpiReduction)
         self._spin_policy = group.world.endpoint.spin_policy
         self._messenger = MpiMessenger(group.ranks, self._gate, self._spin_policy)
         group.use_messenger(self._messenger, agreement)
@@ -145,7 +143,3 @@ class MpiBackend(CollectiveBackend):
     def open_stream(self, settings: StreamSettings) -> ObjectStream:
         self._messenger.check_tag(settings.tag)
         return self._native.open_stream(settings)
-
-
-def _in_mpi(ours: Reduction, op: ReduceOp, dtype: DType) -> MpiReduction:
-    return MpiReduction(ours, op.kind, dtype)

@@ -8,6 +8,8 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from aiodist.completion import Pending, T
@@ -79,23 +81,12 @@ def in_thread(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> Pen
     answer: Pending[T] = Pending()
 
     def run() -> None:
-        finish: Callable[[], None]
         try:
-            value = function()
+            finish = partial(answer.complete, function())
         except BaseException as error:  # noqa: BLE001  # raised where the answer is awaited
-            failure = error
-
-            def finish() -> None:
-                answer.fail(failure)
-        else:
-
-            def finish() -> None:
-                answer.complete(value)
-
-        try:
+            finish = partial(answer.fail, error)
+        with suppress(RuntimeError):  # the loop has ended, so no task waits
             loop.call_soon_threadsafe(finish)
-        except RuntimeError:
-            pass  # the loop has ended, so no task waits
 
     threading.Thread(target=run, name="aiodist-mpi", daemon=True).start()
     return answer

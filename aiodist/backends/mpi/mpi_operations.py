@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 from aiodist.backends.gradual_copy import copy_gradually
@@ -11,6 +10,7 @@ from aiodist.backends.mpi.library import Mpi
 from aiodist.backends.mpi.mpi_agreement import MpiAgreement, sending
 from aiodist.backends.mpi.poller import Request
 from aiodist.backends.mpi.reductions import MpiReduction
+from aiodist.backends.tensor_opening import parts_of
 from aiodist.collectives import calls
 from aiodist.collectives.calls import Blocks, Call, Run
 from aiodist.collectives.channel import Channel
@@ -118,11 +118,9 @@ class MpiOperations:
             await self._watch(request, len(data), data)
             return
         whole = self._joined(blocks)
-        if whole is None or overlap(whole, data):
+        if whole is not None and overlap(whole, data):
             whole = None
-            target = scratch(_total(blocks))
-        else:
-            target = whole
+        target = scratch(_total(blocks)) if whole is None else whole
         request = self._gate.comm.Igatherv(self._bytes(data), self._cut(target, blocks), root)
         await self._watch(request, len(target), data, target, blocks)
         if whole is None:
@@ -188,7 +186,7 @@ class MpiOperations:
         return [data, self._gate.mpi.BYTE]
 
     def _cut(self, whole: memoryview, blocks: Blocks) -> list[Mpi]:
-        counts = [len(block) for block in blocks]
+        counts = _lengths(blocks)
         starts = [0, *accumulate(counts)][:-1]
         return [whole, (counts, starts), self._gate.mpi.BYTE]
 
@@ -233,6 +231,5 @@ def _total(blocks: Blocks) -> int:
     return sum(map(len, blocks))
 
 
-def _parts(whole: memoryview, blocks: Sequence[memoryview]) -> list[memoryview]:
-    ends = list(accumulate(map(len, blocks)))
-    return [whole[end - len(block) : end] for end, block in zip(ends, blocks, strict=True)]
+def _parts(whole: memoryview, blocks: Blocks) -> list[memoryview]:
+    return parts_of(_lengths(blocks), whole)

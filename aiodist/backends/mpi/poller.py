@@ -8,12 +8,11 @@ growing intervals, up to `LONGEST`.
 from __future__ import annotations
 
 import ctypes
-import os
 from asyncio import AbstractEventLoop, Handle
-from collections.abc import Callable
 from time import perf_counter
 
 from aiodist.backends.mpi.library import Mpi, translated
+from aiodist.backends.polling import give_way
 from aiodist.completion import Pending
 from aiodist.p2p.spin_policy import SpinPolicy
 
@@ -30,8 +29,6 @@ LONGEST = 2e-3
 """The most seconds between two polls: five hundred polls a second take a thousandth of a core."""
 
 _SHORTEST = 1e-3  # the resolution of the loops' timers
-
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 _OF_OBJECT = ctypes.PYFUNCTYPE(None, ctypes.py_object)
 _add_reference = _OF_OBJECT(("Py_IncRef", ctypes.pythonapi))
@@ -151,7 +148,7 @@ class Poller:
         idle = perf_counter() - self._since
         if idle < self._attentive:
             if not self._spin_policy.active:
-                _give_way()  # to the ranks that share this one's core
+                give_way()  # to the ranks that share this one's core
             self._sleeping = False
             self._handle = self._loop.call_soon(self._ask)
         else:

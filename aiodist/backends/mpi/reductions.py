@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aiodist.backends.mpi.library import Mpi
 from aiodist.tensors import DType, Reduction
-from aiodist.types import RedOpType
+from aiodist.types import RedOpType, ReduceOp
 
 _DATATYPES = MappingProxyType(
     {
@@ -53,8 +53,8 @@ class Names(NamedTuple):
 class MpiReduction:
     """A `tensors.Reduction` that knows which one of MPI does the same, if one does."""
 
-    def __init__(self, reduce: Reduction, kind: RedOpType, dtype: DType) -> None:
-        """``reduce``: the reduction ``kind`` on ``dtype``, for what MPI cannot do."""
+    def __init__(self, reduce: Reduction, op: ReduceOp, dtype: DType) -> None:
+        """``reduce``: the reduction ``op`` on ``dtype``, for what MPI cannot do."""
         self.itemsize = reduce.itemsize
         self.needs_prepare = reduce.needs_prepare
         self.needs_finish = reduce.needs_finish
@@ -63,7 +63,7 @@ class MpiReduction:
         self.into = reduce.into
         self.of = reduce.of
         self._reduce = reduce
-        self._names = names_of(kind, dtype)
+        self._names = names_of(op.kind, dtype)
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
         self._reduce(acc, other, other_first)

@@ -27,7 +27,7 @@ from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.tensors import dtype_named, reduction
-from aiodist.types import RedOpType, ReduceOp
+from aiodist.types import ReduceOp
 
 SIZE = 3
 
@@ -63,7 +63,7 @@ FLOAT64 = dtype_named("float64")
 def summing() -> MpiReduction:
     assert FLOAT64 is not None
     ours = reduction(ReduceOp.SUM, FLOAT64, SIZE)
-    return MpiReduction(ours, RedOpType.SUM, FLOAT64)
+    return MpiReduction(ours, ReduceOp.SUM, FLOAT64)
 
 
 CALLS: dict[str, Callable[[Views], Call]] = {
