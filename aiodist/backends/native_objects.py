@@ -55,7 +55,7 @@ class NativeObjects:
         self._run = run
         self._codec = ObjectCodec([TensorExtension()], current_types())
         self._messages = ObjectMessages(group, sends, self._codec)
-        self.streams = Streams(group, self._messages, self._codec)
+        self.streams = Streams(group, self._messages)
         self.starts: Mapping[str, Start] = {
             Agree.kind: self._agree,
             BroadcastNew.kind: self._broadcast_new,

@@ -43,11 +43,11 @@ from aiodist.errors import (
 from aiodist.groups.collective_backend import ObjectStream, StreamSettings
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.messenger import new_memory, take_any
 from aiodist.groups.work import Work
 from aiodist.p2p.matching import Recv
-from aiodist.tensors import scratch
 from aiodist.wire.frames import STREAM, Key
-from aiodist.wire.object_codec import ObjectCodec, Packed, read_envelope, short_head
+from aiodist.wire.object_codec import Packed, read_envelope, short_head
 
 GRANT, ITEMS, CREDIT, STOP, END, DONE = b"G", b"I", b"C", b"S", b"E", b"D"
 _AMOUNT = struct.Struct("<QQ")
@@ -64,15 +64,11 @@ class Stream(ObjectStream):
     """One rank's end of a stream, over the messages of a group."""
 
     def __init__(
-        self,
-        group: GroupEngine,
-        messages: ObjectMessages,
-        codec: ObjectCodec,
-        settings: StreamSettings,
+        self, group: GroupEngine, messages: ObjectMessages, settings: StreamSettings
     ) -> None:
         self._group = group
         self._messages = messages
-        self._codec = codec
+        self._codec = messages.codec
         self._to = group.ranks[settings.peer]
         self._peer = settings.peer
         self._key: Key = (STREAM, group.id, settings.tag)
@@ -301,9 +297,7 @@ class Stream(ObjectStream):
 
     async def _read(self, parcel: Parcel, size: int) -> Any:
         try:
-            memory = [part.into for part in parcel.parts if part.into is not None]
-            steps = self._codec.load_steps(parcel.envelope, memory, allow_pickle=self._allow_pickle)
-            return await run_gradually(_next_turn, steps)
+            return await run_gradually(_next_turn, parcel.load(self._codec, self._allow_pickle))
         except asyncio.CancelledError:
             self._buffer.appendleft((parcel, size))
             size = -1
@@ -336,7 +330,7 @@ class Stream(ObjectStream):
             for meta, payload in early or ():
                 self._say(meta, payload)
             while not (self._peer_ended and self._peer_is_done):
-                recv = Recv(self._key, self._to, None, b"", _take_any, lambda _, n: scratch(n))
+                recv = Recv(self._key, self._to, None, b"", take_any, new_memory)
                 await context.receiving(self._group.messenger.recv(recv))
                 assert recv.into is not None  # allocated when the message was accepted
                 await self._take(recv.meta, recv.into)
@@ -445,10 +439,9 @@ class Stream(ObjectStream):
 class Streams:
     """The streams of one group. At most one at a time has the same peer and tag."""
 
-    def __init__(self, group: GroupEngine, messages: ObjectMessages, codec: ObjectCodec) -> None:
+    def __init__(self, group: GroupEngine, messages: ObjectMessages) -> None:
         self._group = group
         self._messages = messages
-        self._codec = codec
         # Messages that are under way keep their stream. One that is over stays only as long as its user
         # keeps it: tags may be numbers that never come again.
         self._last: WeakValueDictionary[tuple[int, int], Stream] = WeakValueDictionary()
@@ -462,11 +455,7 @@ class Streams:
                 f"a stream with rank {self._group.ranks[peer]} and tag {tag} is open: close it "
                 "first, or pass another tag"
             )
-        stream = Stream(self._group, self._messages, self._codec, settings)
+        stream = Stream(self._group, self._messages, settings)
         stream.start(None if last is None or last.over.done else last.over)
         self._last[peer, tag] = stream
         return stream
-
-
-def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:
-    """Accept a message of any length."""

@@ -30,6 +30,7 @@ from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import RecvObject, SendObject
 from aiodist.groups.messaging import ObjectPlan
+from aiodist.groups.messenger import new_memory, take_any
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.p2p.matching import ANY_SOURCE, Recv, TakesBack
@@ -108,10 +109,9 @@ class Parcel:
         """Whether it cannot become an object any more."""
         return self._is_refused or any(part.error is not None for part in self.parts)
 
-    def load(
-        self, codec: ObjectCodec, memory: list[memoryview], pickle: bool
-    ) -> Generator[None, None, Any]:
-        """Decode the object; as `ObjectCodec.load_steps`."""
+    def load(self, codec: ObjectCodec, pickle: bool) -> Generator[None, None, Any]:
+        """Decode the object, whose parts are here; as `ObjectCodec.load_steps`."""
+        memory = [part.into for part in self.parts if part.into is not None]
         try:
             return (yield from codec.load_steps(self.envelope, memory, allow_pickle=pickle))
         except Exception:
@@ -138,7 +138,7 @@ class _EnvelopeRecv(Recv):
         pickle: bool,
     ) -> None:
         """``finish``, ``pickle``: those of the `RecvObject`."""
-        super().__init__(key, source, None, b"", _take_any, _scratch)
+        super().__init__(key, source, None, b"", take_any, new_memory)
         self.messages = messages
         self.finish = finish
         self.pickle = pickle
@@ -146,15 +146,15 @@ class _EnvelopeRecv(Recv):
 
     def end(self, source: int) -> Any:
         """Return the result if the message is a whole object, in one step. Else raise `Unfinished`."""
-        meta = self.meta
+        meta, codec = self.meta, self.messages.codec
         if self.given is None and (not meta or len(meta) > _NUMBER_BYTES):
             data = self.into
             assert data is not None  # allocated when the message was accepted
             if not meta and (head := short_head(data)) is not None:
-                return self.finish(self.messages.load_short(head, self.pickle), source)
+                return self.finish(codec.load_short(head, allow_pickle=self.pickle), source)
             parcel = self.messages.parcel_in(self)
             if not parcel.envelope.rows:
-                return self.finish(finished(self.messages.loading(parcel, self.pickle)), source)
+                return self.finish(finished(parcel.load(codec, self.pickle)), source)
         raise Unfinished(self.rest)
 
     def hand_back(self, inbox: TakesBack) -> None:
@@ -174,7 +174,7 @@ class ObjectMessages:
     def __init__(self, group: GroupEngine, sends: Sends, codec: ObjectCodec) -> None:
         self._group = group
         self._sends = sends
-        self._codec = codec
+        self.codec = codec
         self.next_part = 0
         """The number of the next part that this rank sends."""
         self._handed_on: dict[Key, list[Parcel]] = {}
@@ -196,7 +196,7 @@ class ObjectMessages:
         If the object is refused, the receiver gets the reason.
         """
         dst, tag = operation.dst, operation.tag
-        first = self._codec.dump_at_once(operation.obj, allow_pickle=operation.pickle)
+        first = self.codec.dump_at_once(operation.obj, allow_pickle=operation.pickle)
         if isinstance(first, bytes) and self._sends.is_idle:
             plan = self._plans.get(("send", dst, tag)) or self._plan("send", dst, tag)
             ended = self._group.send_short(plan, memoryview(first))
@@ -210,7 +210,7 @@ class ObjectMessages:
         """Start sending an object of which ``first`` is packed; as of `Packing`."""
         group, dst, tag = self._group, operation.dst, operation.tag
         try:
-            packing = Packing(self._codec, operation.obj, operation.pickle, first)
+            packing = Packing(self.codec, operation.obj, operation.pickle, first)
         except (TypeError, ValueError) as error:
             told = self._send_whole(_refusal(error), dst, tag, timeout)
             unheard(told)
@@ -312,7 +312,7 @@ class ObjectMessages:
                 head = short_head(data)
                 if head is not None:
                     try:
-                        value = finish(self.load_short(head, pickle), source)
+                        value = finish(self.codec.load_short(head, allow_pickle=pickle), source)
                     except Exception:  # noqa: BLE001  # the operation raises it, as any other's
                         pass
                     else:
@@ -329,15 +329,6 @@ class ObjectMessages:
             return group.message("recv", src, tag, recv.rest, timeout, kind=OBJECT)
         return group.recv_posted(plan.facts(-1), recv, recv.end, timeout)
 
-    def load_short(self, head: memoryview | bytes, pickle: bool) -> Any:
-        """As `ObjectCodec.load_short`."""
-        return self._codec.load_short(head, allow_pickle=pickle)
-
-    def loading(self, parcel: Parcel, pickle: bool) -> Generator[None, None, Any]:
-        """Return the steps that decode the object of ``parcel``, whose parts are here."""
-        memory = [part.into for part in parcel.parts if part.into is not None]
-        return parcel.load(self._codec, memory, pickle)
-
     async def receive(self, context: MessageContext, recv: _EnvelopeRecv) -> Any:
         """Return the result of ``recv``, which has an envelope or a parcel."""
         while True:
@@ -345,7 +336,9 @@ class ObjectMessages:
             context.matched(parcel.source)
             try:
                 await parcel.arrival()
-                obj = await run_gradually(self._group.next_turn, self.loading(parcel, recv.pickle))
+                obj = await run_gradually(
+                    self._group.next_turn, parcel.load(self.codec, recv.pickle)
+                )
             except WithdrawnError:
                 context.matched(recv.src)
             except BaseException:
@@ -432,14 +425,6 @@ def _refusal(error: Exception) -> tuple[memoryview, bytes]:
     """Return payload and metadata of the message that replaces an object."""
     text = f"{type(error).__name__}: {error}"
     return memoryview(text[:_LONGEST_REASON].encode(errors="replace")), _REFUSED
-
-
-def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:
-    """Accept an envelope of any length; the decoder checks its bytes."""
-
-
-def _scratch(meta: bytes, length: int) -> memoryview:
-    return scratch(length)
 
 
 def _check_part(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:

@@ -26,12 +26,11 @@ from aiodist.groups.diagnostics import (
 )
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.group_facts import GroupFacts
-from aiodist.groups.messenger import Messenger
+from aiodist.groups.messenger import Messenger, new_memory, payload_of
 from aiodist.groups.shm_collective import ShmCollective
 from aiodist.p2p.matching import Recv
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
-from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE
 
 if TYPE_CHECKING:
@@ -229,19 +228,8 @@ class CollectiveContext:
         return self._post(Recv(self._key, self._ranks[src], into, self.meta, self._check))
 
     def recv_new(self, src: int) -> Pending[memoryview]:
-        arrived: Pending[memoryview] = Pending()
-        recv = Recv(
-            self._key, self._ranks[src], None, self.meta, self._check, lambda _, n: scratch(n)
-        )
-
-        def hand_over() -> None:
-            if recv.error is not None:
-                arrived.fail(recv.error)
-            else:
-                assert recv.into is not None  # allocated when the message was accepted
-                arrived.complete(recv.into)
-
-        recv.callback = hand_over
+        recv = Recv(self._key, self._ranks[src], None, self.meta, self._check, new_memory)
+        arrived = payload_of(recv)
         self._post(recv)
         return arrived
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aiodist.completion import Pending
 from aiodist.p2p.matching import Arrival, Recv, TakesBack
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.tensors import scratch
 from aiodist.wire.frames import Key
 
 
@@ -50,3 +52,27 @@ class Messenger(Protocol):
 
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
         """Return what to call to look for messages from ``ranks``."""
+
+
+def take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:
+    """Accept a message of any length; as `p2p.matching.Check`."""
+
+
+def new_memory(meta: bytes, length: int) -> memoryview:
+    """Return memory for a message, whatever it says of itself; as `p2p.matching.Allocate`."""
+    return scratch(length)
+
+
+def payload_of(recv: Recv) -> Pending[memoryview]:
+    """Return what is done with the payload when ``recv``, which is not posted yet, is done."""
+    arrived: Pending[memoryview] = Pending()
+
+    def hand_over() -> None:
+        if recv.error is not None:
+            arrived.fail(recv.error)
+        else:
+            assert recv.into is not None  # allocated when the message was accepted
+            arrived.complete(recv.into)
+
+    recv.callback = hand_over
+    return arrived

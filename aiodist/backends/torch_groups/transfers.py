@@ -34,9 +34,9 @@ from aiodist.backends.announcements import (
 from aiodist.completion import Driver, Pending
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.messenger import new_memory, payload_of, take_any
 from aiodist.p2p.inbox import Inbox
 from aiodist.p2p.matching import Recv
-from aiodist.tensors import scratch
 from aiodist.wire.frames import TENSOR, Key
 
 READY, GO, COMMIT, WITHDRAWN, REFUSED = (bytes((code,)) for code in range(5))
@@ -141,7 +141,7 @@ class Transfers:
                 None,
                 b"",
                 lambda _, src, meta, length: _check_offered(src, meta),
-                lambda _, length: scratch(length),
+                new_memory,
             )
             transfer.announced = partial(_withdraw, endpoint.inbox, recv)
             sender = await endpoint.recv(recv)
@@ -166,19 +166,10 @@ class Transfers:
     def _say(self, to: int, key: Key, word: bytes) -> None:
         self._group.endpoint.send(to, key, memoryview(word), b"")
 
-    def _hear(self, src: int, key: Key) -> Pending[bytes]:
+    def _hear(self, src: int, key: Key) -> Pending[memoryview]:
         """The next word of that rank about that message; listens from the call on."""
-        heard: Pending[bytes] = Pending()
-        recv = Recv(key, src, None, b"", lambda *_: None, lambda _, length: scratch(length))
-
-        def hand_over() -> None:
-            if recv.error is not None:
-                heard.fail(recv.error)
-            else:
-                assert recv.into is not None  # allocated when the message was accepted
-                heard.complete(bytes(recv.into))
-
-        recv.callback = hand_over
+        recv = Recv(key, src, None, b"", take_any, new_memory)
+        heard = payload_of(recv)
         self._group.endpoint.recv(recv)
         return heard
 
