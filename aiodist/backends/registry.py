@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -41,24 +42,22 @@ def _always() -> str:
     return ""
 
 
-def _torch_group(name: str) -> Callable[[GroupEngine], CollectiveBackend]:
-    def make(group: GroupEngine) -> CollectiveBackend:
-        from aiodist.backends.torch_groups import make_backend  # brings in torch
+def _torch_group(name: str, group: GroupEngine) -> CollectiveBackend:
+    from aiodist.backends.torch_groups import make_backend  # brings in torch
 
-        return make_backend(group, name)
-
-    return make
+    return make_backend(group, name)
 
 
-def _why_no_torch_group(name: str) -> Callable[[], str]:
-    def why_not() -> str:
-        if find_spec("torch") is None:
-            return "torch is not installed"
-        from aiodist.backends.torch_groups import why_not  # brings in torch
+def _why_no_torch_group(name: str) -> str:
+    if find_spec("torch") is None:
+        return "torch is not installed"
+    from aiodist.backends.torch_groups import why_not  # brings in torch
 
-        return why_not(name)
+    return why_not(name)
 
-    return why_not
+
+def _of_torch(name: str, device: str) -> Offer:
+    return Offer(partial(_torch_group, name), partial(_why_no_torch_group, name), (device,))
 
 
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
@@ -74,8 +73,7 @@ def _native(group: GroupEngine) -> CollectiveBackend:
 
 
 _NATIVE = Offer(_native, _always, ("cpu", "cuda"))
-_GLOO = Offer(_torch_group("gloo"), _why_no_torch_group("gloo"), ("cpu",))
-_NCCL = Offer(_torch_group("nccl"), _why_no_torch_group("nccl"), ("cuda",))
+_NCCL = _of_torch("nccl", "cuda")
 
 OFFERS: Mapping[str, Offer] = MappingProxyType(
     {
@@ -83,7 +81,7 @@ OFFERS: Mapping[str, Offer] = MappingProxyType(
         Backend.GLOO: _NATIVE,
         Backend.NCCL: _NCCL,
         Backend.TORCH_NCCL: _NCCL,
-        Backend.TORCH_GLOO: _GLOO,
+        Backend.TORCH_GLOO: _of_torch("gloo", "cpu"),
         Backend.MPI: Offer(MpiBackend, mpi_library.why_not, ("cpu",)),
     }
 )

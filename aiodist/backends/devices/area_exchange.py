@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.backends.devices.areas import Areas
@@ -103,10 +104,10 @@ async def exchange(
 
     run = areas.memory.run
     if steps:
-        await until(group, run(lambda: put(0)))
+        await until(group, run(partial(put, 0)))
     for step in range(steps):
         await barrier_dissemination(context)
-        await until(group, run(lambda step=step: both(step)))  # type: ignore[misc]  # a default
+        await until(group, run(partial(both, step)))
 
 
 def _half(area: Tensor, half: int, step: int) -> Tensor:

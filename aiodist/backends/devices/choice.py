@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
@@ -41,11 +41,7 @@ class NativeOnDevices(MixedBackend):
         from aiodist.backends.devices.backend import DeviceBackend
         from aiodist.tensors.device_memory import CudaMemory
 
-        host = host_of(os.environ)
-
-        def make_memory(device: Any) -> CudaMemory:
-            return CudaMemory(device, host)
-
+        make_memory = partial(CudaMemory, host=host_of(os.environ))
         return DeviceBackend(self._group, make_memory, CUDA)
 
 

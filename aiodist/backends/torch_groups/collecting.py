@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import product
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
 
 from aiodist.backends.torch_groups.messages import TorchMessages
 from aiodist.backends.torch_groups.slots import Slot, device_of
-from aiodist.backends.torch_groups.worker_thread import Answer
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
+from aiodist.errors import DistBackendError
 from aiodist.groups.contexts import CollectiveContext
-from aiodist.groups.fingerprint import Fingerprint, words_of
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Opened
 from aiodist.groups.sizes import pack_lengths, unpack_lengths
@@ -56,10 +57,11 @@ class TorchCollectives:
         slots, messages = [*inputs, *outputs], self._messages
         here = messages.here(device_of(slots) if slots else messages.own_device())
 
-        fit = Answer()
+        may_begin: SimpleQueue[bool] = SimpleQueue()  # of which the first counts
 
         def stage() -> None:
-            fit.await_yes()
+            if not may_begin.get():
+                raise DistBackendError("it was given up before it began")
             for slot in inputs:
                 slot.load()
 
@@ -71,16 +73,16 @@ class TorchCollectives:
 
         async def body(context: CollectiveContext) -> None:
             if compare is None:
-                fit.give(True)
+                may_begin.put(True)
             name = call.fingerprint.operation
             running = messages.torch.start(stage, issue, hand_over, here, name)
             try:
                 await (compare or barrier_dissemination)(context)
-                fit.give(True)
+                may_begin.put(True)
                 await running.over
             except BaseException:
                 running.leave()
-                fit.give(False)
+                may_begin.put(False)
                 raise
 
         apart = replace(call.fingerprint, elsewhere=True)
@@ -126,7 +128,7 @@ async def tell_lengths(context: CollectiveContext, lengths: Sequence[int]) -> li
 def check_length(context: CollectiveContext, rank: int, came: int, expected: int) -> None:
     """Raise CollectiveMismatchError where ``rank`` has ``came`` bytes and not ``expected``."""
     if came != expected:
-        raise context.disagreement(rank, words_of(context.meta), came, expected)
+        raise context.disagreement(rank, context.meta_words, came, expected)
 
 
 def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -110,12 +110,9 @@ class TorchMessages:
                 f"{slot.dtype.name}{list(slot.shape)}; the message is dropped"
             )
 
-        def finish(source: int, meta: bytes) -> int:
-            return source
-
         # The message comes after what the caller has asked of the tensor's device by now.
         here = self.here(slot.device)
-        return self._recv(operation, refuse, lambda meta: (slot, here), finish, timeout)
+        return self._recv(operation, refuse, lambda _: (slot, here), lambda source: source, timeout)
 
     def _recv_new(self, operation: RecvNew, timeout: float | None) -> Work[Received]:
         made: list[Any] = []
@@ -137,7 +134,7 @@ class TorchMessages:
                 # After what the caller's stream still has to do with memory that is used anew.
                 return slot, self.here(device)
 
-        def finish(source: int, meta: bytes) -> Received:
+        def finish(source: int) -> Received:
             return Received(made[0], source)
 
         return self._recv(operation, refuse, place, finish, timeout)
@@ -147,10 +144,10 @@ class TorchMessages:
         operation: Recv | RecvNew,
         refuse: Callable[[int, bytes], BaseException | None],
         place: Callable[[bytes], Placed],
-        finish: Callable[[int, bytes], Any],
+        finish: Callable[[int], Any],
         timeout: float | None,
     ) -> Work[Any]:
-        """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
+        """``place(metadata)``: where the message goes; ``finish(source)``: the result."""
         src, tag = operation.src, operation.tag
         source = ANY_SOURCE if src is None else self._group.ranks[src]
 
@@ -171,7 +168,7 @@ class TorchMessages:
 
             store = _nothing if is_lost else slot.store
             await carrier.start(_nothing, receive, store, here, "recv").over
-            return finish(sender, meta)
+            return finish(sender)
 
         return self._group.message("recv", src, tag, self._body(protocol), timeout)
 

@@ -6,28 +6,6 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from aiodist.errors import DistBackendError
-
-
-class Answer:
-    """Yes or no, given once in one thread and awaited in another."""
-
-    def __init__(self) -> None:
-        self._given = threading.Event()
-        self._is_yes = False
-
-    def give(self, is_yes: bool) -> None:
-        """The first counts."""
-        if not self._given.is_set():
-            self._is_yes = is_yes
-            self._given.set()
-
-    def await_yes(self) -> None:
-        """Return after a yes; raise DistBackendError after a no. Blocks."""
-        self._given.wait()
-        if not self._is_yes:
-            raise DistBackendError("it was given up before it began")
-
 
 class Worker:
     """Runs jobs in the order in which they were put, in a daemon thread that the first one starts.

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
@@ -207,10 +208,8 @@ class WrappedGroup:
 
         def end() -> None:
             nonlocal group, place
-            try:
+            with suppress(Exception):  # it is released in any case, without a caller
                 group.abort() if abort else group.shutdown()
-            except Exception:  # noqa: BLE001  # it is released in any case, without a caller
-                pass
             self._remains.clear()
             group = None  # here, since torch joins its own threads then
             place = None  # after them: they ask it
@@ -243,7 +242,5 @@ class WrappedGroup:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._torch))
 
     def _post(self, function: Callable[[Any], object], value: Any) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop has ended, and with it all waiting tasks
             self._loop.call_soon_threadsafe(function, value)
-        except RuntimeError:
-            pass  # the loop has ended, and with it all waiting tasks
