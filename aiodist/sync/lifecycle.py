@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from aiodist.observe.answering import heed_signal
 from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.loop_handoff import LONGEST_LINGER
-from aiodist.sync.portal import portal
+from aiodist.sync.portal import Portal, portal
 from aiodist.sync.stores import Store
 from aiodist.types import DEFAULT_TIMEOUT
 
@@ -110,12 +111,7 @@ def init_process_group(
         DistNetworkError: A host or a port cannot be used.
         DistStoreError: The store fails.
     """
-    asked = default_of_torch.wanted(torch_group, os.environ)
-    loop_thread = portal()
-    member = Member(current_world(), store)
-    place = store.inner if isinstance(store, Store) else store
-    loop_thread.enter()
-    try:
+    with opening_world(torch_group, store) as loop_thread:
         loop_thread.run(
             init_async,
             backend,
@@ -123,7 +119,7 @@ def init_process_group(
             timeout,
             world_size,
             rank,
-            place,
+            inner(store),
             group_name,
             pg_options,
             device_id,
@@ -133,6 +129,20 @@ def init_process_group(
             buffer_bytes=buffer_bytes,
             capacity=capacity,
         )
+
+
+@contextmanager
+def opening_world(torch_group: bool | None, store: Any) -> Iterator[Portal]:
+    """Let the world that the block opens, by the portal, use the portal's loop from then on.
+
+    ``torch_group``: as of `init_process_group`. ``store``: where the ranks meet.
+    """
+    asked = default_of_torch.wanted(torch_group, os.environ)  # before the ranks meet
+    loop_thread = portal()
+    member = Member(current_world(), store)
+    loop_thread.enter()
+    try:
+        yield loop_thread
         loop_thread.settle(member)
         heed_signal(member.world.observer)
         try:
@@ -142,6 +152,11 @@ def init_process_group(
             raise
     finally:
         loop_thread.leave()
+
+
+def inner(store: Any) -> Any:
+    """Return the store of the async API behind one of the blocking API; any other object as it is."""
+    return store.inner if isinstance(store, Store) else store
 
 
 @mirrors(closing.destroy_process_group)

@@ -373,10 +373,9 @@ class Portal:
         if loop is None or thread is None:
             return
         leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents), loop)
-        try:
+        # Cancelled: the last resident has left in the loop, which ends.
+        with suppress(TimeoutError, CancelledError):
             leaving.result(JOIN_SECONDS)
-        except (TimeoutError, CancelledError):
-            pass  # cancelled: the last resident has left in the loop, which ends
         self._residents.clear()
         with self._lock:
             if self._loop is loop:

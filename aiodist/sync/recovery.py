@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,9 +14,8 @@ from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 from aiodist.sync import torch_group
 from aiodist.sync.adapter import mirrors
-from aiodist.sync.lifecycle import Member, destroy_process_group
+from aiodist.sync.lifecycle import inner, opening_world
 from aiodist.sync.portal import portal
-from aiodist.sync.stores import Store
 
 
 @mirrors(api.shrink)
@@ -35,7 +33,7 @@ def grow(
 ) -> ProcessGroup:
     """Take in the processes that wait to replace lost ranks."""
     before = current_world().default
-    group = portal().run(api.grow, _inner(store), ranks, timeout)
+    group = portal().run(api.grow, inner(store), ranks, timeout)
     if group._engine is not before:
         torch_group.remake(current_world())
     return group
@@ -50,30 +48,13 @@ def rejoin(
     buffer_bytes: int | None = None,
 ) -> ProcessGroup:
     """Take the place of a rank that was lost or never there, instead of ``init_process_group``."""
-    asked = torch_group.wanted(None, os.environ)  # before the members admit this process
-    loop_thread = portal()
-    member = Member(current_world(), store)
-    loop_thread.enter()
-    try:
-        group = loop_thread.run(
-            rejoining.rejoin, _inner(store), rank, timeout, buffer_bytes=buffer_bytes
+    with opening_world(None, store) as loop_thread:
+        return loop_thread.run(
+            rejoining.rejoin, inner(store), rank, timeout, buffer_bytes=buffer_bytes
         )
-        loop_thread.settle(member)
-        try:
-            torch_group.make(member.world, asked)
-        except BaseException:
-            destroy_process_group()
-            raise
-    finally:
-        loop_thread.leave()
-    return group
 
 
 @mirrors(rejoining.register_elastic)
 def register_elastic() -> bool:
     """Tell the launcher to replace only the rank that dies."""
     return portal().run(rejoining.register_elastic)
-
-
-def _inner(store: Any) -> Any:
-    return store.inner if isinstance(store, Store) else store

@@ -175,7 +175,8 @@ class _Opened(Store):
             owner.leave()
         super().__init__(resident.store, _as_timedelta(timeout), owner)
         self._resident = resident
-        self._forgotten = weakref.finalize(self, _close_soon, owner, resident)
+        # The garbage collector may run in any thread, the loop's too, so this must not wait.
+        self._forgotten = weakref.finalize(self, owner.depart, resident)
         self._forgotten.atexit = False  # the portal's end takes care of it
 
     def close(self) -> None:
@@ -242,11 +243,6 @@ class _Resident:
         self.store.close_in_child()
         if self.server is not None:
             self.server.close_in_child()
-
-
-def _close_soon(owner: Portal, resident: _Resident) -> None:
-    # The garbage collector may run in any thread, the loop's too, so this must not wait.
-    owner.depart(resident)
 
 
 class TCPStore(_Opened):

@@ -83,6 +83,7 @@ if dist.is_replacement():
     dist.rejoin()
 else:
     dist.init_process_group()
+assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL  # a report is what it asks for
 print("pid", os.getpid(), dist.get_restart_count(), flush=True)
 assert dist.register_elastic()
 if not dist.is_replacement():
