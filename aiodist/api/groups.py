@@ -12,6 +12,7 @@ from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import Group, ProcessGroup, handle_of
 from aiodist.backends.registry import backend_named, bind, default_backend, served
 from aiodist.collectives.all_gather_ring import all_gather_new
+from aiodist.completion import T
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.argument_checks import check_int, check_list, check_ranks
@@ -150,8 +151,8 @@ def new_subgroups(
                 f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
             )
         parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.size, size)]
-    settings = Settings(pg_options)
-    return _subgroups(world, parent, parts, timeout, backend, group_desc, settings)
+    stem = group_desc or "subgroup"
+    return _parts(world, parent, stem, parts, timeout, backend, pg_options, _own_and_all)
 
 
 def new_subgroups_by_enumeration(
@@ -186,8 +187,8 @@ def new_subgroups_by_enumeration(
     parent = world.group_here(None)
     lists = check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     parts = [sorted(check_ranks(part, world.size)) for part in lists]
-    settings = Settings(pg_options)
-    return _subgroups(world, parent, parts, timeout, backend, group_desc, settings)
+    stem = group_desc or "subgroup"
+    return _parts(world, parent, stem, parts, timeout, backend, pg_options, _own_and_all)
 
 
 def split_group(
@@ -230,14 +231,8 @@ def split_group(
     for part in lists:
         numbers = sorted(check_ranks(part, parent.size, "the parent group"))
         parts.append([parent.ranks[number] for number in numbers])
-    plans_of = _named(parent, group_desc or "split", parts)
-    made: list[GroupEngine] = []
-    make = _maker(world, parent, timeout, backend, Settings(pg_options), made)
-
-    def finish(plans: Sequence[Plan]) -> Group:
-        return _own([make(plan) for plan in plans])
-
-    return _agree(world, parent, plans_of, finish, made)
+    stem = group_desc or "split"
+    return _parts(world, parent, stem, parts, timeout, backend, pg_options, _own)
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
@@ -363,24 +358,21 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     return chosen.ranks[group_rank]
 
 
-def _subgroups(
+def _parts(
     world: World,
     parent: GroupEngine,
-    parts: list[list[int]],
+    stem: str,
+    parts: Sequence[Sequence[int]],
     timeout: Timeout,
     backend: str | None,
-    group_desc: str | None,
-    settings: Settings,
-) -> Work[tuple[Group, list[Group]]]:
-    plans_of = _named(parent, group_desc or "subgroup", parts)
+    pg_options: Any | None,
+    result: Callable[[list[Group]], T],
+) -> Work[T]:
+    """Make a group of each of ``parts``, for ``result(groups)``. ``stem``: of their names."""
+    plans_of = _named(parent, stem, parts)
     made: list[GroupEngine] = []
-    make = _maker(world, parent, timeout, backend, settings, made)
-
-    def finish(plans: Sequence[Plan]) -> tuple[Group, list[Group]]:
-        groups = [make(plan) for plan in plans]
-        return _own(groups), groups
-
-    return _agree(world, parent, plans_of, finish, made)
+    make = _maker(world, parent, timeout, backend, Settings(pg_options), made)
+    return _agree(world, parent, plans_of, lambda plans: result(list(map(make, plans))), made)
 
 
 def _named(
@@ -408,6 +400,10 @@ def _named(
 def _own(groups: Sequence[Group]) -> Group:
     members = [group for group in groups if isinstance(group, ProcessGroup)]
     return members[0] if members else NON_GROUP_MEMBER
+
+
+def _own_and_all(groups: list[Group]) -> tuple[Group, list[Group]]:
+    return _own(groups), groups
 
 
 def _maker(
