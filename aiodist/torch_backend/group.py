@@ -284,8 +284,7 @@ class TorchGroup(Membership):
 
         name = "recvAnySource" if srcRank is None else "recv"
         operation = self._submit(name, start)
-        numbers = {rank: number for number, rank in enumerate(self._engine.ranks)}
-        return self._handed(TorchReceive(operation, tensors, numbers))
+        return self._handed(TorchReceive(operation, tensors, self._engine.group_rank))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> c10d.Work:
         return self.recv(tensors, None, tag)

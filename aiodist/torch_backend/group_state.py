@@ -25,8 +25,8 @@ from aiodist.torch_backend.futures import Completions, completed_at_once, level_
 from aiodist.torch_backend.options import seconds_of
 from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
-from aiodist.torch_backend.submission import Operation, Started, all_started
-from aiodist.torch_backend.torch_work import TorchWork, together
+from aiodist.torch_backend.submission import Operation, Operations, Started, all_started
+from aiodist.torch_backend.torch_work import TorchWork
 from aiodist.torch_backend.worlds import TorchWorld
 
 Tensor = torch.Tensor
@@ -131,7 +131,9 @@ class Membership(_Base):  # type: ignore[misc]  # see above
     def _end_coalescing(self, device: torch.device) -> TorchWork:
         """Return one handle for all operations started since ``_start_coalescing``, which run already."""
         works, self._coalesced = self._coalesced or [], None
-        return together(works, self._completions())
+        operations = Operations([work.operation for work in works])
+        tensors = [tensor for work in works for tensor in work.tensors]
+        return TorchWork(operations, tensors, self._completions())
 
     # -- the group
 

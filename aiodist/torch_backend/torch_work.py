@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -149,15 +149,15 @@ class TorchReceive(TorchWork):
     """The handle of a receive, which knows its sender."""
 
     def __init__(
-        self, operation: Operation, tensors: Sequence[Any], numbers: dict[int, int]
+        self, operation: Operation, tensors: Sequence[Any], group_rank: Callable[[int], int]
     ) -> None:
-        """``numbers``: the group's number of each global rank."""
+        """``group_rank``: returns the group's number of a global rank."""
         super().__init__(operation, tensors, None)
         self._receive = operation
-        self._numbers = numbers
+        self._group_rank = group_rank
 
     def _source(self) -> int:
-        return self._numbers[self._receive.source_rank()]
+        return self._group_rank(self._receive.source_rank())
 
 
 def timeout_seconds(timeout: timedelta | None) -> float | None:
@@ -166,15 +166,6 @@ def timeout_seconds(timeout: timedelta | None) -> float | None:
         return None
     seconds = timeout.total_seconds()
     return seconds if seconds > 0 else None
-
-
-def together(works: Sequence[TorchWork], completions: Completions) -> TorchWork:
-    """Return one handle for several running operations."""
-    return TorchWork(
-        Operations([work.operation for work in works]),
-        [tensor for work in works for tensor in work.tensors],
-        completions,
-    )
 
 
 def _called_from_python() -> bool:
