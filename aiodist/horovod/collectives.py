@@ -100,12 +100,10 @@ def grouped_allreduce(
     """
     engine_op(op, average)
     packed = [_compressed(compression, tensor) for tensor in tensors]
-    if average is not None:
-        op = Average if average else Sum
 
     def reduce(*several: Tensor) -> list[Tensor]:
         reduced: list[Tensor] = grouped_allreduce_async(
-            several, None, None, op, prescale_factor, postscale_factor, process_set
+            several, average, None, op, prescale_factor, postscale_factor, process_set
         ).wait()
         return reduced
 

@@ -46,7 +46,7 @@ def start(comm: Any = None) -> None:
             "hvd.init(comm=...) is not there: all ranks that the launcher started take part; make a "
             "process set of some of them with hvd.add_process_set(ranks)"
         )
-    if current_world().extras.get(Session) is not None:
+    if is_initialized():
         return
     if not dist.is_initialized():
         # Horovod makes no group of torch's. By one, a library such as torchmetrics would reduce by itself

@@ -45,15 +45,11 @@ class Bucket(Row):
                 trains it.
         """
         self.parameters = parameters
-        self.launched = False
         self._scale = scale
         self._wire = wire
         self._sparse_as_dense = sparse_as_dense
         self._given: dict[int, torch.Tensor] = {}  # gradients that no backward has added to
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # by index: gradient and version
         self._layouts = [_layout(parameter) for parameter in parameters]
-        self._passes = [0] * len(parameters)
-        self._missing = set(range(len(parameters)))
         sizes = [parameter.numel() for parameter in parameters]
         # The device is named because torch.set_default_device may say another.
         starts = torch.tensor([0, *sizes], device="cpu").cumsum(0)[:-1]
@@ -62,6 +58,7 @@ class Bucket(Row):
         self._own_flags = torch.tensor(flags, dtype=wire, device=parameters[0].device)
         self._first: torch.Tensor  # as sent: the first number of each gradient
         super().__init__(self._make_row())
+        self.clear()
 
     def _make_row(self) -> torch.Tensor:
         sizes = [parameter.numel() for parameter in self.parameters]
@@ -254,7 +251,7 @@ class Bucket(Row):
         """Get ready for the next step."""
         self.work = self.error = None
         self.launched = False
-        self._sent.clear()
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # by index: gradient and version
         self._passes = [0] * len(self.parameters)
         self._missing = set(range(len(self.parameters)))
 
