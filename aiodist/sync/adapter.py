@@ -62,8 +62,8 @@ def call(
         return None
     kwargs |= {"group": group, "timeout": timeout}
     if coalescing() is None and not async_op:
-        return portal().apply(function, True, args, kwargs)
-    start = partial(portal().apply, function, False, args, kwargs)
+        return portal().call(function, True, *args, **kwargs)
+    start = partial(portal().call, function, False, *args, **kwargs)
     return overlapped(start, args[0], async_op)
 
 

@@ -78,22 +78,16 @@ class Portal:
 
     # -- calls
 
-    def call(self, function: Callable[..., Any], blocks: bool, *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: Callable[..., Any], blocks: bool, /, *args: Any, **kwargs: Any) -> Any:
         """Start ``function(*args, **kwargs)`` in the loop's thread.
 
         ``blocks``: it returns a Work; wait for it and return its result. Else return what it
         returns. Interrupted by Ctrl-C, the operation is cancelled.
         """
-        return self.apply(function, blocks, args, kwargs)
-
-    def apply(
-        self, function: Callable[..., Any], blocks: bool, args: Any, kwargs: dict[str, Any]
-    ) -> Any:
-        """Do as `call`, with the arguments in a tuple and a dict."""
         if _running_loop() is not None:
             its_loop = current_world().its_loop if blocks else None
             with blocking_in_cell(getattr(function, "__name__", "this"), its_loop):
-                return self.apply(function, blocks, args, kwargs)
+                return self.call(function, blocks, *args, **kwargs)
         loop, handoff = self._loop, self.handoff
         work: Any = None
         if loop is None:
@@ -161,12 +155,12 @@ class Portal:
             start = (
                 partial(_start_beside_async, group, operation, seconds, False)
                 if is_elsewhere
-                else partial(self.apply, group.start, False, (operation, seconds, begin), {})
+                else partial(self.call, group.start, False, operation, seconds, begin)
             )
             return overlapped(start, operation.written, async_op)
         if loop is None or is_elsewhere:
             return _start_beside_async(group, operation, seconds, True)
-        held = handoff.interrupts.hold()  # first, as in `apply`
+        held = handoff.interrupts.hold()  # first, as in `call`
         try:
             try:
                 drives = handoff.acquire()
@@ -184,7 +178,7 @@ class Portal:
             except BaseException:
                 try:
                     handoff.abandon(held)
-                finally:  # once more, as in `apply`
+                finally:  # once more, as in `call`
                     handoff.abandon(held)
                 raise
             if waits:

@@ -868,7 +868,7 @@ def test_a_call_that_does_not_drive_leaves_alone_what_another_thread_sleeps_over
     try:
         written.clear()
         if way == "apply":
-            answer = portal.apply(lambda: work, True, (), {})
+            answer = portal.call(lambda: work, True)
         else:
             answer = portal.start(False, group, SimpleNamespace(kind="barrier"), None)  # type: ignore[arg-type]
     finally:
