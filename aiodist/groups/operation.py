@@ -405,16 +405,11 @@ class ReduceScatterSingle(_ReduceScatter):
         return Opened([source], [memory], out_of=[memory.nbytes] * group.size)
 
 
-class _AllToAll(Collective[None]):
-    __slots__ = ()
-
-    kind: ClassVar[str] = "all_to_all"
-
-
 @description
-class AllToAll(_AllToAll):
+class AllToAll(Collective[None]):
     """Send ``inputs[r]`` to each rank r; fill ``outputs[r]`` from rank r."""
 
+    kind: ClassVar[str] = "all_to_all"
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor]
 
@@ -436,9 +431,10 @@ class AllToAll(_AllToAll):
 
 
 @description
-class AllToAllSingle(_AllToAll):
+class AllToAllSingle(Collective[None]):
     """Send ``input_splits[r]`` rows of ``tensor`` to each rank r, and the like for ``output``."""
 
+    kind: ClassVar[str] = "all_to_all"
     output: Tensor
     tensor: Tensor
     output_splits: Sequence[int] | None = None

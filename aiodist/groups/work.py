@@ -251,17 +251,15 @@ class Work(Coroutine[Any, Any, T]):
     def result(self) -> T:
         """Return its result or raise its error. Raises InvalidUsageError while it runs."""
         self._asked = True
-        if self._done and self._error is None:
-            self._unread = None
-            return self._value  # type: ignore[return-value]  # done without error: it is set
-        error = self.exception()
-        if error is None:  # it has ended meanwhile, in another thread
-            self._unread = None
-            return self._value  # type: ignore[return-value]
-        try:
-            raise error.with_traceback(self._traceback)
-        finally:
-            del error, self  # else the error's traceback would hold this frame, and that it
+        if not self._done or self._error is not None:
+            error = self.exception()
+            if error is not None:  # else it has ended meanwhile, in another thread
+                try:
+                    raise error.with_traceback(self._traceback)
+                finally:
+                    del error, self  # else the error's traceback would hold this frame, and that it
+        self._unread = None
+        return self._value  # type: ignore[return-value]  # done without error: it is set
 
     def source_rank(self) -> int:
         """Return the global rank a receive got its message from. Raises InvalidUsageError for others."""
