@@ -19,6 +19,7 @@ from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
+from aiodist.observe.text_table import ranges
 from aiodist.training.buckets import Bucket
 from aiodist.training.compression import Compression, check_compression
 from aiodist.training.parameters import arrange, check_tensors
@@ -462,14 +463,8 @@ def _check_free(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending ``numbers`` in words: "numbers 0-3, 5"."""
-    ends: list[list[int]] = []
-    for number in numbers:
-        if ends and number == ends[-1][1] + 1:
-            ends[-1][1] = number
-        else:
-            ends.append([number, number])
-    told = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
+    """Return ``numbers`` in words: "numbers 0-3, 5"."""
+    told = ranges(numbers).split(", ")
     more = ", ..." if len(told) > _RANGES else ""
     return f"numbers {', '.join(told[:_RANGES])}{more}"
 
