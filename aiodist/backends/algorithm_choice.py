@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from aiodist.collectives.calls import Call, Run
 from aiodist.collectives.channel import Channel
@@ -13,11 +13,8 @@ from aiodist.groups.contexts import shm_of
 from aiodist.groups.host_placement import topology_of
 from aiodist.tensors import scratch
 
-
-class Operations(Protocol):
-    """Moves and reduces the bytes: aiodist's own algorithms, or another library's."""
-
-    def __call__(self, channel: Channel, call: Call, /) -> Run: ...
+Operations = Callable[[Channel, Call], Run]
+"""Moves and reduces the bytes: aiodist's own algorithms, or another library's."""
 
 
 class ByMessages:

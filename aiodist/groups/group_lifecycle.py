@@ -159,11 +159,7 @@ class GroupLifecycle(ABC):
     # -- ending the group on purpose
 
     def revoke(self) -> None:
-        """End the group on all its ranks: what is under way and what comes later raises
-        GroupRevokedError there, naming this rank. Any thread; a second call does nothing.
-
-        `aiodist.shrink` makes a working group of it again. As MPI_Comm_revoke of ULFM.
-        """
+        """End the group on all its ranks: `GroupHandle.revoke`."""
         here = self.global_rank
         text = (
             f"rank {here} revoked group {self.group_name!r}; shrink() gives a group to go on with"
@@ -172,12 +168,7 @@ class GroupLifecycle(ABC):
         self._in_loop(partial(self._revoke, error, heard=False))
 
     def abort(self) -> None:
-        """End the group now: what waits for it on this rank raises GroupClosedError.
-
-        The other members get CollectiveCancelledError for what is under way and GroupRevokedError
-        for what comes later, both naming this rank. Nothing is flushed. Any thread; a second
-        call does nothing.
-        """
+        """End the group now, without flushing: `GroupHandle.abort`."""
         self._in_loop(self._abort)
 
     def _abort(self) -> None:

@@ -441,12 +441,8 @@ class AllToAllSingle(Collective[None]):
     input_splits: Sequence[int] | None = None
 
     def key(self) -> Hashable:
-        output, tensor, into, out_of = (
-            self.output,
-            self.tensor,
-            self.output_splits,
-            self.input_splits,
-        )
+        output, tensor = self.output, self.tensor
+        into, out_of = self.output_splits, self.input_splits
         splits: Hashable = None
         if into is not None or out_of is not None:
             if not (_are_ints(into) and _are_ints(out_of)):

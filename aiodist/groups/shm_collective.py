@@ -283,10 +283,8 @@ class ShmCollective:
         base, tag = self._base, SLOT_TAGS[slot]
         for rank, length in exchange.reads:
             words = communicator.words[rank]
-            spin, place = (
-                communicator.spin.begin(exchange.spin_bytes),
-                communicator.slots[slot][rank],
-            )
+            spin = communicator.spin.begin(exchange.spin_bytes)
+            place = communicator.slots[slot][rank]
             for piece in exchange.pieces:
                 if not spin.found_within(words, tag + COPIED, base + piece.stop, base + length):
                     return False

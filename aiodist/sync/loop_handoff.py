@@ -338,9 +338,8 @@ class HandoffLoop(asyncio.SelectorEventLoop):
         super().__init__(_HandoffSelector(handoff))
         self._handoff = handoff
         self._wake_pipe = _WakePipe()
-        self._raised: BaseException | None = (
-            None  # by a signal's handler in a callback, in `run_once`
-        )
+        self._raised: BaseException | None = None
+        """By a signal's handler in a callback, in `run_once`."""
         self.stops = False
         """Its own thread ends it: turns in other threads would not sleep, and keep that thread from it."""
         self.set_debug(False)  # several threads use it, one at a time, which the debug mode refuses

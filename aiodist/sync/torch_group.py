@@ -30,10 +30,6 @@ _LONGEST = timedelta(days=365)
 """torch knows no group without a timeout."""
 
 
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
-
-
 @dataclass
 class SharedWorld:
     """A world that torch's default group stands for; torch hands it to backend "aiodist"."""
@@ -43,7 +39,7 @@ class SharedWorld:
     """Whether torch's own ``init_process_group`` may replace the group."""
     store: Any = None
     """What torch holds only in part, and what has to live as long as the group."""
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = lambda: None
     """The backend puts here what makes the group's end leave the world open."""
     pid: int = field(default_factory=os.getpid)
 

@@ -169,13 +169,11 @@ def timeout_seconds(timeout: timedelta | None) -> float | None:
 
 
 def _called_from_python() -> bool:
-    """Return whether Python code has called the method in which this is called; True if unknown.
+    """Return whether Python code has called the method in which this is called.
 
     C++ has no frame. If C++ has called, the frame below the method's belongs to code that called
     into C++, and that code does not name the method.
     """
-    if not hasattr(sys, "_getframe"):
-        return True
     method = sys._getframe(1)
     caller = method.f_back
     return caller is None or method.f_code.co_name in caller.f_code.co_names
