@@ -139,7 +139,7 @@ async def rejoin(
     world.opening = True
     try:
         async with meeting_place(world, store, deadline) as place:
-            launcher = None if store is not None else _launchers_host(os.environ)
+            launcher = None if store is not None else os.environ[STORE_VARIABLE].rpartition(":")[0]
             return handle_of(await _come_in(world, own, place, launcher, window, deadline))
     except BaseException:
         await close_world(world, 0.0)
@@ -305,10 +305,6 @@ def _place_of(rank: int) -> str:
 
 def _welcome_of(newcomer: Newcomer) -> str:
     return f"welcome/{newcomer.name.hex()}"
-
-
-def _launchers_host(environ: Mapping[str, str]) -> str:
-    return environ[STORE_VARIABLE].rpartition(":")[0]
 
 
 def _own_rank(rank: int, environ: Mapping[str, str]) -> int:

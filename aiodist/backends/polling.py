@@ -1,4 +1,4 @@
-"""Wait for a condition without a callback, by polling at growing intervals."""
+"""Wait for a condition without a callback, by polling, and for a `Pending` in a task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from aiodist.completion import Pending
+from aiodist.completion import Pending, T
 from aiodist.groups.group_engine import GroupEngine
 
 TURN_SECONDS = 1e-3
@@ -54,6 +54,15 @@ class Poll:
             self._loop.call_soon(self)
         else:
             self._loop.call_later(min(passed / _SHARE, LONGEST_PAUSE), self)
+
+
+async def awaited(pending: Pending[T]) -> T:
+    """Return the value of ``pending`` in a task of asyncio's."""
+    done = asyncio.Event()
+    pending.callback = done.set
+    if not pending.done:
+        await done.wait()
+    return await pending
 
 
 async def until(group: GroupEngine, is_over: Callable[[], bool]) -> None:

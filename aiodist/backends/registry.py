@@ -38,10 +38,6 @@ class Offer:
     """Whose tensors it takes: of "cpu", "cuda"."""
 
 
-def _always() -> str:
-    return ""
-
-
 def _torch_group(name: str, group: GroupEngine) -> CollectiveBackend:
     from aiodist.backends.torch_groups import make_backend  # brings in torch
 
@@ -72,7 +68,7 @@ def _native(group: GroupEngine) -> CollectiveBackend:
     return NativeOnDevices(group) if _has_driver() else NativeBackend(group)
 
 
-_NATIVE = Offer(_native, _always, ("cpu", "cuda"))
+_NATIVE = Offer(_native, lambda: "", ("cpu", "cuda"))
 _NCCL = _of_torch("nccl", "cuda")
 
 OFFERS: Mapping[str, Offer] = MappingProxyType(

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import PeerLostError
-from aiodist.groups.agreement import Agreement, Decision
+from aiodist.groups.agreement import Decision
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.naming import successor_name
 from aiodist.groups.newcomer import Newcomer
@@ -30,16 +30,14 @@ async def _shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
     deadline = Deadline(group.timeout if seconds is None else seconds)
     group.revoke()
     while True:
-        decision = await group.agreements.agree("shrink", _no_value, deadline)
+        decision = await group.agreements.agree(
+            "shrink", lambda agreement: agreement.offer(None), deadline
+        )
         # The coordinator may have called grow(), to find that nothing has changed. It goes on, and
         # learns from its next operation that the group was revoked.
         if decision.value is None or changes(group, decision):
             return await follow(group, decision, deadline)
         group.agreements.go_on(decision)
-
-
-def _no_value(agreement: Agreement) -> None:
-    agreement.offer(None)
 
 
 def newcomers_of(decision: Decision) -> list[Newcomer]:

@@ -252,7 +252,8 @@ class Portal:
                 if loop.is_closed() and not call.ended.acquire(False):
                     raise NotInitializedError(_CLOSED)
         except BaseException:
-            _cancel_in(loop, call)
+            with suppress(RuntimeError):  # the loop is closed: all operations have ended
+                loop.call_soon_threadsafe(call.cancel)
             raise
         error, call.error = call.error, None
         try:
@@ -524,12 +525,6 @@ def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> No
         loop.call_soon_threadsafe(start)
     except RuntimeError:
         raise NotInitializedError(_CLOSED) from None
-
-
-def _cancel_in(loop: asyncio.AbstractEventLoop, call: CrossThreadCall) -> None:
-    """Have ``loop`` cancel ``call``, because the thread that waits for it is interrupted."""
-    with suppress(RuntimeError):  # the loop is closed: all operations have ended
-        loop.call_soon_threadsafe(call.cancel)
 
 
 @contextmanager

@@ -6,13 +6,14 @@ import asyncio
 import os
 
 from aiodist.backends.mpi.gate import Gate
-from aiodist.backends.mpi.library import Mpi, awaited, check_thread, in_thread, load, translated
+from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
 from aiodist.backends.mpi.mpi_agreement import MpiAgreement, checks
 from aiodist.backends.mpi.mpi_messenger import MpiMessenger
 from aiodist.backends.mpi.mpi_operations import MpiOperations
 from aiodist.backends.mpi.poller import Poller
 from aiodist.backends.mpi.reductions import MpiReduction
 from aiodist.backends.native import NativeBackend
+from aiodist.backends.polling import awaited
 from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError

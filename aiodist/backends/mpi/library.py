@@ -106,12 +106,3 @@ def translated(mpi: Mpi, error: Exception) -> Exception:
 
 def _context(error: BaseException) -> str:
     return "; ".join(context.strip() for context in str(error).splitlines() if context.strip())
-
-
-async def awaited(pending: Pending[T]) -> T:
-    """Return the value of ``pending`` in a task of asyncio's."""
-    done = asyncio.Event()
-    pending.callback = done.set
-    if not pending.done:
-        await done.wait()
-    return await pending

@@ -16,8 +16,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiodist.backends.mpi.library import Mpi, awaited, check_thread, in_thread, load
+from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load
 from aiodist.backends.mpi.poller import Request
+from aiodist.backends.polling import awaited
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, StoreTimeoutError
 from aiodist.links.interfaces import choose_hosts, default_address

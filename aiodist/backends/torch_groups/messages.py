@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from aiodist.backends.polling import awaited
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.backends.torch_groups.transfers import Transfer, Transfers
@@ -58,12 +59,10 @@ class TorchMessages:
 
     async def ready(self, deadline: Deadline) -> None:
         """Return when all ranks have opened torch's group. Raises StoreTimeoutError, or why not."""
-        opened = asyncio.Event()
-        self.torch.when_open(opened.set)
         left = deadline.remaining()
         try:
             async with asyncio.timeout(None if math.isinf(left) else left):
-                await opened.wait()
+                await awaited(self.torch.opened)
         except TimeoutError:
             raise StoreTimeoutError(
                 f"not all ranks have opened {self.kind.name} within {deadline.timeout:g} s"

@@ -140,7 +140,7 @@ class Transfers:
                 source,
                 None,
                 b"",
-                lambda _, src, meta, length: _check_offered(src, meta),
+                _check_offered,
                 new_memory,
             )
             transfer.announced = partial(_withdraw, endpoint.inbox, recv)
@@ -174,7 +174,7 @@ class Transfers:
         return heard
 
 
-def _check_offered(src: int, meta: bytes) -> BaseException | None:
+def _check_offered(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
     return None if is_announcement(meta) else other_device(src)
 
 

@@ -95,7 +95,8 @@ class WrappedGroup:
         self._endings: list[Callable[[], bool]] = []
         group.world.on_close(self.gone, self._leave_to_parent, self._is_over)
         self.under_way = 0
-        self._opened: Pending[None] = Pending()
+        self.opened: Pending[None] = Pending()
+        """Done when the group is built, or cannot be: `check` tells which."""
         seconds = OPEN_SECONDS if group.timeout is None else group.timeout
         store = group.world.store
         assert store is not None  # the world is open
@@ -123,16 +124,9 @@ class WrappedGroup:
             except Exception as error:  # noqa: BLE001  # torch's classes say nothing; its text does
                 text = f"{self.name} could not be started: {error}"
                 self._error = DistBackendError(text)
-            self._post(self._opened.complete, None)
+            self._post(self.opened.complete, None)
 
         self._caller.put(build)
-
-    def when_open(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` when the group is built, or cannot be: `check` tells which."""
-        if self._opened.done:
-            callback()
-        else:
-            self._opened.callback = callback
 
     def check(self) -> None:
         """Raise why the torch group could not be built, if that is so."""
