@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 import aiodist.sync as dist
-from aiodist.horovod import ranks as job
 from aiodist.horovod.input_checks import check_root
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.training import sync as training
@@ -69,11 +68,8 @@ def broadcast_object(
     Raises:
         CollectiveError: What `aiodist.broadcast_object` raises.
     """
-    objects = [obj if job.rank() == root_rank else None]
-    dist.broadcast_object_list(
-        objects, check_root(root_rank), process_set.group(), allow_pickle=True
-    )
-    return obj if job.rank() == root_rank else objects[0]
+    root, group = check_root(root_rank), process_set.group()
+    return dist.broadcast_object(obj, root, group, allow_pickle=True)
 
 
 def allgather_object(
