@@ -23,7 +23,6 @@ from operator import call
 from aiodist.completion import Pending
 from aiodist.errors import ProtocolError
 from aiodist.p2p.shm_sender import Call, ShmSender
-from aiodist.shm.message_ring import SPREAD
 from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import ANY_KEY, COLLECTIVE, TENSOR, FrameType, Key, encode, request_meta
 
@@ -60,7 +59,7 @@ def head_of(key: Key, meta: bytes, length: int) -> bytes:
 class Send(Pending[None]):
     """An outgoing message; completes when its memory may be overwritten."""
 
-    __slots__ = ("address", "data", "id", "key", "meta", "offset", "outbox", "ticket", "unsent")
+    __slots__ = ("data", "id", "key", "meta", "offset", "outbox", "ticket", "unsent")
 
     def __init__(self, key: Key, data: memoryview, meta: bytes) -> None:
         super().__init__()
@@ -68,7 +67,6 @@ class Send(Pending[None]):
         self.data = data
         self.meta = meta
         self.id = 0
-        self.address = 0  # at which the receiver may read it, while it is announced
         self.ticket = 0
         self.offset = 0  # of the next part
         self.unsent = len(data)  # bytes of parts that have not left
@@ -189,18 +187,20 @@ class Outbox:
             return True
         is_requested = self._requested.get(message.id) is message
         if is_requested or message in self.bulk:
-            number = 0 if self.shm is None else self.shm.withdraw()
-            has_gone = is_requested and self.shm is not None and self.shm.has_read(message.id)
+            number, has_gone = 0, False
+            if self.shm is not None:
+                number = self.shm.withdraw()
+                has_gone = is_requested and self.shm.has_read(message.id)
+                self.shm.answered(message.id)
             # The peer waits for this frame if it has seen the word, whichever message it has read.
             id = 0 if has_gone else message.id
             self.control(encode(FrameType.WITHDRAW, (0, 0, number), id=id))
             if has_gone:
                 # The receive may be cancelled nevertheless, and the message be granted to the next one.
                 message.data = memoryview(bytes(message.data))
-                self._is_read_no_more(message)
                 return False
             if is_requested:
-                self._answered(message.id)
+                del self._requested[message.id]
             else:
                 self.bulk.remove(message)
             return True
@@ -285,14 +285,9 @@ class Outbox:
     def _answered(self, send_id: int) -> Send | None:
         """Return the announced message, which its receiver reads no more, or None."""
         message = self._requested.pop(send_id, None)
-        if message is not None:
-            self._is_read_no_more(message)
+        if message is not None and self.shm is not None:
+            self.shm.answered(send_id)
         return message
-
-    def _is_read_no_more(self, message: Send) -> None:
-        if message.address and self.shm is not None:
-            message.address = 0
-            self.shm.answered()
 
     def _offer(self, message: Send, connection: Connection, wanted: bool = False) -> bool:
         """Send a message or its announcement. Returns False if the credit does not allow it."""
@@ -317,10 +312,8 @@ class Outbox:
             message.id = self._next_id
             self._requested[message.id] = message
             shm = self.shm
-            oldest = next((id for id, each in self._requested.items() if each.address), message.id)
-            if shm is not None and message.id - oldest <= SPREAD:
-                message.address = shm.announce(message.data)
-            meta = request_meta(message.address, message.meta)
+            address = 0 if shm is None else shm.announce(message.id, message.data)
+            meta = request_meta(address, message.meta)
             header = encode(FrameType.REQUEST, message.key, id=message.id, length=length, meta=meta)
             connection.send((header,))
             return True

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.errors import DistNetworkError, ProtocolError, summary_of
+from aiodist.shm.message_ring import SPREAD
 from aiodist.shm.process_memory import address_of
 from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import FrameType, encode
@@ -57,6 +58,7 @@ class ShmSender:
         """Messages that have gone to the peer over the stream."""
         self._ring: RingWriter | None = None
         self._asked = False
+        self._announced: dict[int, None] = {}  # ids of messages that the peer may read, in order
 
     @property
     def ring(self) -> RingWriter | None:
@@ -68,19 +70,22 @@ class ShmSender:
 
     # -- from the outbox
 
-    def announce(self, data: memoryview) -> int:
-        """Return where the peer may read ``data`` in this process's memory; 0 for nowhere.
+    def announce(self, id: int, data: memoryview) -> int:
+        """Return where the peer may read message ``id`` in this process's memory; 0 for nowhere.
 
-        The peer may use this rank's core for it until `answered`.
+        The peer may use this rank's core for it until `answered`. Ids ascend.
         """
-        if self.ring is None:
+        if self.ring is None or id - next(iter(self._announced), id) > SPREAD:
             return 0
+        self._announced[id] = None
         self._shm_progress.spin_policy.lent += 1
         return address_of(data)
 
-    def answered(self) -> None:
-        """Record that the peer reads an announced message no more."""
-        self._shm_progress.spin_policy.lent -= 1
+    def answered(self, id: int) -> None:
+        """Record that the peer does not read message ``id``, or not any more. Idempotent."""
+        if id in self._announced:
+            del self._announced[id]
+            self._shm_progress.spin_policy.lent -= 1
 
     def withdraw(self) -> int:
         """Record that an announced message is taken back, before its memory changes.

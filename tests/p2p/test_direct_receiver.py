@@ -17,7 +17,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.links.host import own_cores, spare_cores
-from aiodist.p2p import direct_receiver, outbox, shm_sender
+from aiodist.p2p import direct_receiver, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.p2p.shm_receiver import ShmReceiver
@@ -522,7 +522,7 @@ def test_messages_far_behind_one_that_waits_go_over_the_stream(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their notes could overwrite its note."""
-    monkeypatch.setattr(outbox, "SPREAD", 3)
+    monkeypatch.setattr(shm_sender, "SPREAD", 3)
     pair.a.send(OTHER, bytes_of(MIB, 9))
     taken = []
     for number in range(5):
