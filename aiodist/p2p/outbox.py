@@ -224,7 +224,6 @@ class Outbox:
         """Fail every message that waits, and all later ones: the peer is lost."""
         self._error = error
         if self.shm is not None:
-            self.shm.withdraw()
             self.shm.fail()
         announced = [self._answered(send_id) for send_id in list(self._requested)]
         waiting = [*self.held, *filter(None, announced), *self.bulk, *self._stranded]

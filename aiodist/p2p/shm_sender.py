@@ -116,7 +116,8 @@ class ShmSender:
             return False
 
     def fail(self) -> None:
-        """Put nothing more into the ring: the peer is lost."""
+        """Put nothing more into the ring: the peer is lost. What it reads from now on is void."""
+        self.withdraw()
         self._ring, self._asked = None, True
 
     # -- inside
@@ -140,7 +141,7 @@ class ShmSender:
                     call(self._wake)
         except BaseException as error:  # of a signal's handler
             if not ring.is_whole:  # the next record would follow half of this one
-                self._ring, self._asked = None, True
+                self.fail()
                 cut = DistNetworkError(f"a message to it was cut short by {summary_of(error)}")
                 self._shm_progress.call_in_next_turn(partial(self.broken, cut))
             raise

@@ -23,6 +23,7 @@ from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.p2p.shm_receiver import ShmReceiver
 from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.shm import shared_memory
+from aiodist.shm.message_ring import RingWriter
 from aiodist.shm.process_memory import ProcessMemory, address_of
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
@@ -264,6 +265,32 @@ def test_a_message_does_not_count_if_its_sender_ends_before_all_was_read(
         pair.a.peer.abandon()
     else:
         memory.close()
+    while pair.run_soon():
+        pass
+    assert not recv.done
+    pair.lose(pair.b)
+    assert isinstance(recv.error, ConnectionError)
+
+
+@pytest.mark.usefixtures("_short_turns")
+def test_a_message_does_not_count_if_its_sender_gives_up_by_a_record_that_was_cut_short(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next record would follow half of one, so the sender ends the connection, and its sends fail."""
+    data = bytearray(bytes_of(MIB))
+    recv = half_way(pair, MIB, data)
+
+    def struck(*_: object) -> bool:
+        raise LateError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shm_sender, "RING_BYTES", RING_BYTES)
+        patch.setattr(RingWriter, "fill", struck)
+        pair.a.spin_policy.active = True
+        with pytest.raises(LateError):
+            pair.a.send(OTHER, bytes_of(MIB))
+    pair.lose(pair.a)
+    data[:] = bytes(MIB)
     while pair.run_soon():
         pass
     assert not recv.done
