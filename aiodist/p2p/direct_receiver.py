@@ -70,9 +70,9 @@ class DirectReceiver:
         helpers = self.shm_progress.helpers
         n_helpers = min(helpers.limit, MOST_HELPERS, (len(recv.into) - 1) // PIECE_BYTES)
         copy = _Copy(memory, address, recv.into, n_helpers)
-        helpers.do(copy.helpers)
         direct = _DirectReceive(self, recv, copy)
-        recv.reader = direct
+        recv.reader = direct  # before any thread reads: it can stop them
+        helpers.do(copy.helpers)
         self.shm_progress.enlist(direct)
         return True
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from aiodist.links.host import own_cores, spare_cores
 from aiodist.p2p import direct_receiver, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
+from aiodist.p2p.shm_progress import HelperThreads
 from aiodist.p2p.shm_receiver import ShmReceiver
 from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.shm import shared_memory
@@ -490,6 +491,33 @@ def test_a_cancellation_that_a_signals_handler_strikes_leaves_nothing_behind(
     pair.settle()
     assert content(again) == bytes_of(9 * PIECE)
     assert send.done
+
+
+def test_a_receive_that_a_signals_handler_strikes_as_its_helper_begins_can_be_cancelled(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recv, helper = with_helper(pair, 4)
+    do = HelperThreads.do
+
+    def struck(helpers: HelperThreads, jobs: Sequence[Callable[[], None]]) -> None:
+        do(helpers, jobs)
+        raise LateError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessMemory, "read", lambda *where: helper.read(*where))
+        patch.setattr(HelperThreads, "do", struck)
+        pair.a.send(TAG, bytes_of(4 * PIECE))
+        with pytest.raises(LateError):
+            pair.a.stream.push(1 << 40)
+        assert helper.begun.wait(20)
+        timer = threading.Timer(0.05, helper.go_on.set)
+        timer.start()
+        pair.b.inbox.withdraw(recv)
+        assert helper.second == [3], "the helper still writes"
+        timer.join()
+    again = pair.b.recv(TAG, 4 * PIECE)
+    pair.settle()
+    assert content(again) == bytes_of(4 * PIECE)
 
 
 def test_a_helper_without_memory_helps_with_the_next_message(
