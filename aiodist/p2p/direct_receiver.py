@@ -53,8 +53,9 @@ class DirectReceiver:
         self.inbox = inbox
         self.shm_progress = shm_progress
         self.bytes_taken = 0
+        self.is_refused = False
+        """Whether the system does not allow it: nothing more is read."""
         self._memory: ProcessMemory | None = None
-        self._is_refused = False
         self._withdrawals = 0  # by the last WITHDRAW frame
         self.uncertain: dict[_DirectReceive, None] = {}
         """Those that have read all, and wait for the next WITHDRAW."""
@@ -83,22 +84,19 @@ class DirectReceiver:
         for direct in uncertain:
             direct.end()
 
-    def refuse(self) -> None:
-        """Read nothing more: the system does not allow it."""
-        self._is_refused = True
-
     def has_it_still(self) -> bool:
         """Return whether the sender has taken no message back but those that this rank knows of."""
-        shared = self.shm_progress.memory
+        ring, shared = self.source.shm_receiver.ring, self.shm_progress.memory
         return (
-            self.source.shm_receiver.withdrawals == self._withdrawals
+            ring is not None
+            and ring.withdrawals == self._withdrawals
             and shared is not None
             and not shared.is_gone(self.source.rank)
         )
 
     def _memory_of_source(self) -> ProcessMemory | None:
         shared = self.shm_progress.memory
-        if self._is_refused or shared is None or self.source.shm_receiver.withdrawals is None:
+        if self.is_refused or shared is None or self.source.shm_receiver.ring is None:
             return None
         if self._memory is None:
             self._memory = ProcessMemory(shared.pid_of(self.source.rank))
@@ -213,7 +211,8 @@ class _DirectReceive:
             copy.wait()
             if copy.error is None and self._recv.offer is not None:
                 self._recv.offer.address = 0
-                self._receiver.source.shm_receiver.note_read(self._recv.send_id)
+                if (ring := self._receiver.source.shm_receiver.ring) is not None:
+                    ring.note_read(self._recv.send_id)
             self.end(copy.error)
             self._copy = None  # last: what a signal's handler strikes is done once more
         return True
@@ -246,7 +245,7 @@ class _DirectReceive:
             return  # the end of the stream tells of it
         if error is not None:
             if isinstance(error, PermissionError) or error.errno == errno.ENOSYS:
-                receiver.refuse()
+                receiver.is_refused = True
             self._is_over = True
             recv.reader = None
             receiver.inbox.grant(receiver.source, recv)

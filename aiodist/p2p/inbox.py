@@ -10,6 +10,7 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival, EagerMessage, Matcher, Reader, Recv
 from aiodist.p2p.outbox import MESSAGE_COST, Outbox
 from aiodist.p2p.partial_message import PartialMessage
+from aiodist.shm.message_ring import RingReader
 from aiodist.tensors import scratch
 from aiodist.wire.frames import ANY_KEY, COLLECTIVE, Frame, FrameType, Key, encode, requested
 
@@ -18,11 +19,8 @@ class RingSource(Protocol):
     """The messages that a peer puts into its message ring. `ShmReceiver` is one."""
 
     @property
-    def withdrawals(self) -> int | None:
-        """How many announced messages the peer has taken back; None if it shares no memory, or is lost."""
-
-    def note_read(self, id: int) -> None:
-        """Tell the peer that its announced message ``id`` was read."""
+    def ring(self) -> RingReader | None:
+        """The peer's ring, or None if the peer shares no memory with this rank or is lost."""
 
     def watch(self) -> None:
         """Look for messages that a new receive waits for."""

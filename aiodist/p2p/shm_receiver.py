@@ -111,18 +111,6 @@ class ShmReceiver:
             self._closed = ring is None
         return None if ring is None or ring.is_closed else ring
 
-    @property
-    def withdrawals(self) -> int | None:
-        """How many announced messages the peer has taken back; None if it shares no memory, or is lost."""
-        ring = self.ring
-        return None if ring is None else ring.withdrawals
-
-    def note_read(self, id: int) -> None:
-        """Tell the peer that its announced message ``id`` was read."""
-        ring = self.ring
-        if ring is not None:
-            ring.note_read(id)
-
     def overtaken(self) -> None:
         """Deliver the records that were sent before something that comes over the stream.
 

@@ -21,10 +21,9 @@ from aiodist.p2p import direct_receiver, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.p2p.shm_progress import HelperThreads
-from aiodist.p2p.shm_receiver import ShmReceiver
 from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.shm import shared_memory
-from aiodist.shm.message_ring import RingWriter
+from aiodist.shm.message_ring import RingReader, RingWriter
 from aiodist.shm.process_memory import ProcessMemory, address_of
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
@@ -36,7 +35,7 @@ OTHER = (TENSOR, 9, 2)
 PIECE = 64 << 10
 MIB = 1 << 20
 READ = ProcessMemory.read
-NOTE = ShmReceiver.note_read
+NOTE = RingReader.note_read
 
 
 @pytest.fixture
@@ -380,12 +379,12 @@ def test_a_message_that_was_noted_when_a_signals_handler_strikes_completes_its_r
 ) -> None:
     recv = half_way(pair, MIB)
 
-    def struck(receiver: ShmReceiver, id: int) -> None:
-        NOTE(receiver, id)
+    def struck(ring: RingReader, id: int) -> None:
+        NOTE(ring, id)
         raise LateError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShmReceiver, "note_read", struck)
+        patch.setattr(RingReader, "note_read", struck)
         with pytest.raises(LateError):
             pair.settle()
     pair.settle()
