@@ -31,7 +31,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.errors import ProtocolError, summary_of
-from aiodist.shm.process_memory import ProcessMemory, address_of
+from aiodist.shm.process_memory import ProcessMemory
+from aiodist.tensors.raw_memory import address_of
 
 if TYPE_CHECKING:
     from aiodist.p2p.inbox import Inbox, Source
@@ -66,7 +67,7 @@ class DirectReceiver:
         Returns False if that cannot be.
         """
         memory = self._memory_of_source()
-        if memory is None or recv.into is None:
+        if memory is None or not recv.into:
             return False
         helpers = self.shm_progress.helpers
         n_helpers = min(helpers.limit, MOST_HELPERS, (len(recv.into) - 1) // PIECE_BYTES)

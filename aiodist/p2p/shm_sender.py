@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.errors import DistNetworkError, ProtocolError, summary_of
 from aiodist.shm.message_ring import SPREAD
-from aiodist.shm.process_memory import address_of
+from aiodist.tensors.raw_memory import address_of
 from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import FrameType, encode
 

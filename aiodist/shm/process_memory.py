@@ -11,8 +11,6 @@ import ctypes
 import errno
 import os
 
-import numpy as np
-
 _PR_SET_PTRACER = 0x59616D61
 _ANY = ctypes.c_ulong(-1)
 
@@ -21,12 +19,6 @@ class _Range(ctypes.Structure):
     """``struct iovec``."""
 
     _fields_ = (("begin", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
-
-
-def address_of(data: memoryview) -> int:
-    """Return where the bytes of ``data``, which are contiguous, are in this process."""
-    address: int = np.frombuffer(data, np.uint8).ctypes.data
-    return address
 
 
 def allow_readers() -> None:

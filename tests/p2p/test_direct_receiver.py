@@ -24,7 +24,8 @@ from aiodist.p2p.shm_progress import HelperThreads
 from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.shm import shared_memory
 from aiodist.shm.message_ring import RingReader, RingWriter
-from aiodist.shm.process_memory import ProcessMemory, address_of
+from aiodist.shm.process_memory import ProcessMemory
+from aiodist.tensors.raw_memory import address_of
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
 from tests.p2p.conftest import SetClock
