@@ -26,10 +26,7 @@ class RingSource(Protocol):
         """Look for messages that a new receive waits for."""
 
     def overtaken(self) -> None:
-        """Take the messages that were sent before one that comes over the stream."""
-
-    def count(self) -> None:
-        """Count what came over the stream: messages that were sent later may be taken now."""
+        """Take the messages that were sent before one that comes over the stream, and count that one."""
 
     def close(self, error: BaseException) -> None:
         """Fail what is on its way: the peer is gone."""
@@ -285,12 +282,11 @@ class Inbox:
         key = frame.key
         if key[0] != COLLECTIVE:
             source.shm_receiver.overtaken()
-            source.shm_receiver.count()
         source.last = frame
         cost = frame.length + MESSAGE_COST
         source.charged += cost
         if source.charged > source.window:
-            self._check_excess(source, frame, frame.length)
+            self._check_excess(source, frame.length)
         # Invariant: what is over has no posted receive.
         recv = self.matcher.take_recv(key, source.rank)
         if recv is not None:
@@ -323,11 +319,10 @@ class Inbox:
         address, meta = requested(frame.meta)
         if key[0] != COLLECTIVE:
             source.shm_receiver.overtaken()
-            source.shm_receiver.count()
         source.last = frame
         source.charged += MESSAGE_COST
         if source.charged > source.window:
-            self._check_excess(source, frame, 0)
+            self._check_excess(source, 0)
         if self._is_over(key):
             self._refund(source, MESSAGE_COST)
             self._late(key, source.rank, meta, frame.length)
@@ -467,7 +462,7 @@ class Inbox:
         source.wants += 1
         source.outbox.control(encode(FrameType.WANT, recv.key, id=source.stall))
 
-    def _check_excess(self, source: Source, frame: Frame, payload: int) -> None:
+    def _check_excess(self, source: Source, payload: int) -> None:
         """Raise ProtocolError if a message exceeds the credit, unless it was asked for and has no
         payload.
 

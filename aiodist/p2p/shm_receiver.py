@@ -112,7 +112,7 @@ class ShmReceiver:
         return None if ring is None or ring.is_closed else ring
 
     def overtaken(self) -> None:
-        """Deliver the records that were sent before something that comes over the stream.
+        """Deliver the records that were sent before a message that comes over the stream, and count it.
 
         Raises ProtocolError for malformed data, which ends the stream that is being read.
         """
@@ -123,10 +123,7 @@ class ShmReceiver:
                 )
         while self._next(wanted=False):
             pass
-
-    def count(self) -> None:
-        """Count a message of the stream: records that were sent after it may be delivered."""
-        self._turn += 1
+        self._turn += 1  # records that were sent after it may be delivered
         ring = self.ring
         if ring is not None and (ring.has_next or self.is_busy):
             self._arm()  # a record sent after this one may have woken this rank too early
