@@ -7,10 +7,10 @@ from typing import Protocol
 
 from aiodist.copying import copy
 from aiodist.errors import ProtocolError
-from aiodist.p2p.matching import ANY_SOURCE, Arrival, EagerMessage, Matcher, Reader, Recv
+from aiodist.p2p.matching import ANY_SOURCE, Arrival, Matcher, Reader, Recv
 from aiodist.p2p.outbox import MESSAGE_COST, Outbox
 from aiodist.p2p.partial_message import PartialMessage
-from aiodist.shm.message_ring import RingReader
+from aiodist.shm.message_ring import EagerMessage, RingReader
 from aiodist.tensors import scratch
 from aiodist.wire.frames import ANY_KEY, COLLECTIVE, Frame, FrameType, Key, encode, requested
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from aiodist.completion import Pending, T
+from aiodist.shm.message_ring import EagerMessage
 from aiodist.wire.frames import COLLECTIVE, Key
 
 ANY_SOURCE = -1
@@ -119,18 +120,6 @@ class Reader(Protocol):
 
     def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
         """Read the rest for ``target`` into ``destination``, and move there what was read already."""
-
-
-class EagerMessage(Protocol):
-    """Memory of the sender in which a message waits."""
-
-    def __len__(self) -> int: ...
-
-    def open(self) -> memoryview:
-        """Return the payload, which is valid until `discard`."""
-
-    def discard(self) -> None:
-        """Release the memory."""
 
 
 class Arrival:

@@ -25,6 +25,7 @@ from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.p2p.partial_message import PartialMessage
 from aiodist.p2p.spin_policy import NEAR_SECONDS
+from aiodist.shm.message_ring import EagerMessage
 from aiodist.wire.frames import HEADER_BYTES, MESSAGES, Frame, FrameType, ShortHeads, decode
 
 if TYPE_CHECKING:
@@ -37,30 +38,6 @@ MESSAGES_A_LOOK = 64
 """Messages that are delivered before other callbacks of the loop have their turn."""
 
 Broken = Callable[[BaseException], None]
-
-
-class EagerMessage:
-    """A message that waits in a ring."""
-
-    __slots__ = ("_begin", "_data", "_end", "_ring")
-
-    def __init__(self, ring: RingReader, record: tuple[int, int], data: memoryview) -> None:
-        self._ring = ring
-        self._begin, self._end = record
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def open(self) -> memoryview:
-        """Return the payload, which is valid until `discard`."""
-        return self._data
-
-    def discard(self) -> None:
-        """Release the message's place in the ring."""
-        self._data.release()
-        if not self._ring.is_closed:
-            self._ring.take(self._begin, self._end)
 
 
 def _copy(ring: RingReader, message: memoryview, start: int, into: memoryview) -> bool:

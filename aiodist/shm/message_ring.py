@@ -372,3 +372,28 @@ class RingReader(RingEnd):
         self._words = self._ring.cast("Q")
         self._nbytes = int(nbytes)
         return self._nbytes
+
+
+class EagerMessage:
+    """A message that waits in a ring."""
+
+    __slots__ = ("_begin", "_data", "_end", "_ring")
+
+    def __init__(self, ring: RingReader, record: tuple[int, int], data: memoryview) -> None:
+        """``record``: as `RingReader.advance` returned it. ``data``: the payload in it."""
+        self._ring = ring
+        self._begin, self._end = record
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def open(self) -> memoryview:
+        """Return the payload, which is valid until `discard`."""
+        return self._data
+
+    def discard(self) -> None:
+        """Release the message's place in the ring."""
+        self._data.release()
+        if not self._ring.is_closed:
+            self._ring.take(self._begin, self._end)
