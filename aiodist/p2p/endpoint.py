@@ -79,7 +79,7 @@ class Endpoint:
         self.memory = memory
         self.shares_process = False  # whether ranks of this host live in one process
         self.inbox = Inbox(size, events.is_over, events.late_message)
-        self._events = events
+        self.events = events
         self._transports = {transport.scheme: transport for transport in transports}
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
@@ -109,7 +109,7 @@ class Endpoint:
         heartbeat_addresses: tuple[str, ...] = ()
         if self._heartbeat is not None:
             heartbeat_addresses = await self._heartbeat.open(
-                self._events.activity, self._pronounced, self._departed
+                self.events.activity, self._pronounced, self._departed
             )
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
@@ -297,31 +297,19 @@ class Endpoint:
     def _rung(self) -> None:
         if self.memory is not None:
             for group in self.memory.doorbell.take():
-                self._events.woken(group)
+                self.events.woken(group)
 
     # -- control messages from other ranks
 
-    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
-        self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
-
-    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None:
-        self._events.agree_arrived(peer.rank, frame.group, frame.channel, bytes(message))
-
     def status_queried(self, peer: Peer, frame: Frame) -> None:
-        entered, *texts = self._events.present(frame.group, frame.channel)
+        entered, *texts = self.events.present(frame.group, frame.channel)
         meta = _TEXT_END.join(text[:_TEXT_CHARS] for text in texts).encode()
         self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
 
     def status_answered(self, peer: Peer, frame: Frame) -> None:
         last, _, now = frame.meta.decode("utf-8", "replace").partition(_TEXT_END)
         presence = Presence(frame.id != 0, last, now)
-        self._events.status_answered(peer.rank, frame.group, frame.channel, presence)
-
-    def woken(self, frame: Frame) -> None:
-        self._events.woken(frame.group)
-
-    def fingerprint_arrived(self, peer: Peer, frame: Frame) -> None:
-        self._events.fingerprint_arrived(peer.rank, frame.group, frame.channel, frame.meta)
+        self.events.status_answered(peer.rank, frame.group, frame.channel, presence)
 
     # -- the end
 
@@ -532,7 +520,7 @@ class Endpoint:
             peer, peer_lost(peer.rank_info, LEFT, last=self._heard_of(peer), departure="left")
         )
 
-    def cast_out(self, peer: Peer, frame: Frame) -> None:
+    def cast_out(self, frame: Frame) -> None:
         self._declared_lost(LossNotice.decode(frame.meta))
 
     def _declared_lost(self, notice: LossNotice) -> None:
@@ -554,13 +542,13 @@ class Endpoint:
             peer.carry(link)
 
     def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
-        peer.error = error = self._events.explained(error, peer.last)
+        peer.error = error = self.events.explained(error, peer.last)
         if peer.doubt is not None:
             peer.doubt.cancel()
             peer.doubt = None
         peer.outbox.fail(error)
         self.inbox.peer_lost(peer, error)
-        self._events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
+        self.events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
 
     def _new_link(self, connection: Connection) -> Link:
         return Link(self, connection, Handshake(self.key, self.rank, self.size, self.window))

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from aiodist.copying import copy
 from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
+from aiodist.p2p.endpoint_events import EndpointEvents
 from aiodist.p2p.inbox import Inbox
 from aiodist.p2p.matching import Arrival, Recv
 from aiodist.p2p.outbox import EAGER_BYTES
@@ -29,24 +30,17 @@ class Owner(Protocol):
 
     inbox: Inbox
     spin_policy: SpinPolicy
+    events: EndpointEvents
 
     def greeted(self, link: Link) -> bool: ...
 
     def proven(self, link: Link, rank: int) -> Peer: ...
 
-    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None: ...
-
-    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None: ...
-
     def status_queried(self, peer: Peer, frame: Frame) -> None: ...
 
     def status_answered(self, peer: Peer, frame: Frame) -> None: ...
 
-    def cast_out(self, peer: Peer, frame: Frame) -> None: ...
-
-    def woken(self, frame: Frame) -> None: ...
-
-    def fingerprint_arrived(self, peer: Peer, frame: Frame) -> None: ...
+    def cast_out(self, frame: Frame) -> None: ...
 
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
@@ -135,14 +129,15 @@ class Link:
         elif kind == FrameType.PRESENT:
             self._owner.status_answered(peer, frame)
         elif kind == FrameType.OUTCAST:
-            self._owner.cast_out(peer, frame)
+            self._owner.cast_out(frame)
         elif kind == FrameType.WAKE:
             if frame.id:
-                peer.woken()
+                peer.shm_receiver.woken()
             else:
-                self._owner.woken(frame)
+                self._owner.events.woken(frame.group)
         elif kind == FrameType.FINGERPRINT:
-            self._owner.fingerprint_arrived(peer, frame)
+            where = peer.rank, frame.group, frame.channel
+            self._owner.events.fingerprint_arrived(*where, frame.meta)
         elif kind == FrameType.GOODBYE:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)
@@ -187,10 +182,11 @@ class Link:
             self._owner.inbox.part_done(peer, recv, frame.length)
         elif self._abort is not None:
             text, self._abort = self._abort, None
+            where = peer.rank, frame.group, frame.channel
             if frame.type == FrameType.AGREE:
-                self._owner.agree_arrived(peer, frame, text)
+                self._owner.events.agree_arrived(*where, bytes(text))
             else:
-                self._owner.abort_arrived(peer, frame, text)
+                self._owner.events.collective_failed(*where, text)
 
     def lost(self, error: BaseException | None) -> None:
         if self.failed is not None:

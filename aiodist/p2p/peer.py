@@ -76,10 +76,6 @@ class Peer:
             )
         self.outbox.connected(link.connection, link.peer_window, shm)
 
-    def woken(self) -> None:
-        """Look at the message ring: the peer has written to it."""
-        self.shm_receiver.woken()
-
     def abandon(self) -> None:
         """Make void what the peer reads from now on: the program goes on without the loop."""
         if self.outbox.shm is not None:

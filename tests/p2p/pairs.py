@@ -118,9 +118,6 @@ class Side:
         self.peer.carry(link)
         return self.peer
 
-    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
-        self.aborts.append(bytes(error))
-
     def status_queried(self, peer: Peer, frame: Frame) -> None:
         raise AssertionError("no roll is called here")
 
@@ -132,6 +129,15 @@ class Side:
             self.peer.error = ConnectionError("peer lost")
             self.peer.outbox.fail(self.peer.error)
             self.inbox.peer_lost(self.peer, self.peer.error)
+
+    # p2p.endpoint_events.EndpointEvents
+
+    @property
+    def events(self) -> Side:
+        return self
+
+    def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
+        self.aborts.append(bytes(error))
 
     # the test's calls
 
