@@ -8,12 +8,12 @@ there is.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from aiodist.collectives.reduction_protocol import Reduction
-from aiodist.collectives.schedule import Do
+from aiodist.collectives.schedule import Do, reductions_in_order
 from aiodist.collectives.shm_exchange import Exchange, Reads, all_others
 from aiodist.collectives.views import DataView
 from aiodist.copying import AT_ONCE, copy
@@ -47,8 +47,8 @@ class ReducingSlots(Exchange[Given]):
         return False
 
     @abstractmethod
-    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
-        """Yield what reduces the ``slots`` into ``place``, each time it is called."""
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterable[Do]:
+        """Return what reduces the ``slots`` into ``place``, each time it is called."""
 
 
 class AllReduceSlots(ReducingSlots[DataView]):
@@ -70,18 +70,8 @@ class AllReduceSlots(ReducingSlots[DataView]):
 
     finish = ReducingSlots._reduce_into
 
-    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
-        return in_order(self._reduce, [slot[: self.nbytes] for slot in slots], self.rank, place)
-
-
-def in_order(
-    reduce: Reduction, operands: Sequence[memoryview], own: int, out: memoryview
-) -> Iterator[Do]:
-    """Yield what makes ``out`` the operands reduced from the first on.
-
-    ``out`` holds operand ``own`` already; none where ``own`` is -1.
-    """
-    first, second, *others = operands
-    yield reduce.of(out if own == 0 else first, out if own == 1 else second, out)
-    for operand in others:
-        yield reduce.of(out, operand, out)
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterable[Do]:
+        operands = [slot[: self.nbytes] for slot in slots]
+        if self.rank < 2:  # a later one is overwritten before its turn, and read in the slot
+            operands[self.rank] = place
+        return reductions_in_order(self._reduce, operands, place)

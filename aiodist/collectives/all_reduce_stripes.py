@@ -24,9 +24,9 @@ from aiodist.collectives.schedule import (
     RELEASE,
     REPOST,
     WRITE,
-    Do,
     Step,
     operands_in_order,
+    reductions_in_order,
 )
 from aiodist.collectives.shm_exchange import others_of
 from aiodist.collectives.shm_layout import ShmLayout
@@ -77,7 +77,9 @@ class _Stripes:
             part, stripes, chunks = now
             stripe = stripes[rank]
             mine, result = part[stripe], chunks[rank][stripe]
-            reductions = self._reductions(mine, chunks, stripe, result)
+            operands = [chunk[stripe] for chunk in chunks]
+            operands[rank] = mine
+            reductions = reductions_in_order(self._reduce, operands, result)
             for other, ready in self._order:
                 yield READ, other, step, (), reductions[ready]
             yield REPOST, rank, step, [(mine, result)] if reads else (), ()
@@ -104,12 +106,3 @@ class _Stripes:
         own, chunk = stripes[self._shm.rank], chunks[self._shm.rank]
         around = slice(own.start), slice(own.stop, len(part))
         return WRITE, self._shm.rank, step, [(chunk[each], part[each]) for each in around], ()
-
-    def _reductions(
-        self, mine: memoryview, chunks: Sequence[memoryview], stripe: slice, result: memoryview
-    ) -> Sequence[Do]:
-        of, rank = self._reduce.of, self._shm.rank
-        first, second, *others = (
-            mine if other == rank else chunk[stripe] for other, chunk in enumerate(chunks)
-        )
-        return [of(first, second, result), *(of(result, operand, result) for operand in others)]

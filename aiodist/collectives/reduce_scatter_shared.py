@@ -8,12 +8,20 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from aiodist.collectives.all_reduce_slots import Last, ReducingSlots, in_order
+from aiodist.collectives.all_reduce_slots import Last, ReducingSlots
 from aiodist.collectives.partition import offsets_of, segments_of
 from aiodist.collectives.reduction_protocol import Reduction
-from aiodist.collectives.schedule import READ, RELEASE, WRITE, Do, Step, operands_in_order
+from aiodist.collectives.schedule import (
+    READ,
+    RELEASE,
+    WRITE,
+    Do,
+    Step,
+    operands_in_order,
+    reductions_in_order,
+)
 from aiodist.collectives.shm_exchange import all_others, others_of
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.views import BlocksView, DataView
@@ -47,8 +55,8 @@ class ReduceScatterSlots(ReducingSlots[tuple[BlocksView, DataView]]):
     ) -> bool:
         return self._reduce_into(number, slots, given[1])
 
-    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
-        return in_order(self._reduce, [slot[self._mine] for slot in slots], -1, place)
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterable[Do]:
+        return reductions_in_order(self._reduce, [slot[self._mine] for slot in slots], place)
 
 
 def reduce_scatter_chunks(
@@ -73,14 +81,10 @@ def reduce_scatter_chunks(
             before = slice((step - 1) * width, step * width)
             place = out[before]
             mine = slice(rank * width, rank * width + len(place))
-            first, second, *others = (
-                blocks[rank][before]
-                if other == rank and rank < 2
-                else shm.chunk(other, step - 1)[mine]
-                for other in range(size)
-            )
-            reductions = [reduce.of(first, second, place)]
-            reductions += [reduce.of(place, operand, place) for operand in others]
+            operands = [shm.chunk(other, step - 1)[mine] for other in range(size)]
+            if rank < 2:
+                operands[rank] = blocks[rank][before]
+            reductions = reductions_in_order(reduce, operands, place)
             for other, ready in order:
                 yield READ, other, step - 1, (), reductions[ready]
             yield RELEASE, rank, step, (), ()

@@ -6,13 +6,13 @@ Large data goes by stripes: see all_reduce_stripes.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import setitem
 
-from aiodist.collectives.all_reduce_slots import Last, ReducingSlots, in_order
+from aiodist.collectives.all_reduce_slots import Last, ReducingSlots
 from aiodist.collectives.reduction_protocol import Reduction
-from aiodist.collectives.schedule import Do
+from aiodist.collectives.schedule import Do, reductions_in_order
 from aiodist.collectives.shm_exchange import all_others
 from aiodist.collectives.views import DataView
 from aiodist.copying import copy
@@ -43,10 +43,10 @@ class ReduceSlots(ReducingSlots[DataView]):
     def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
         return bool(self.reads) and self._reduce_into(number, slots, given)
 
-    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterable[Do]:
         operands = [slot[: self._length] for slot in slots]
         operands[self.rank] = place
         if self.rank > 1:  # the first operands overwrite this rank's own, so it is copied first
             operands[self.rank] = own = memoryview(bytearray(self._length))
             yield partial(setitem, own, slice(None), place)
-        yield from in_order(self._reduce, operands, self.rank, place)
+        yield from reductions_in_order(self._reduce, operands, place)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.shm_layout import ChunkWords
 from aiodist.completion import Pending
 from aiodist.copying import copy
@@ -117,11 +118,22 @@ class ScheduleRun:
         return None
 
 
+def reductions_in_order(
+    reduce: Reduction, operands: Iterable[memoryview], out: memoryview
+) -> list[Do]:
+    """Return what makes ``out`` the ``operands`` reduced from the first on.
+
+    ``out`` may be the memory of the first or second operand.
+    """
+    first, second, *others = operands
+    return [reduce.of(first, second, out), *(reduce.of(out, other, out) for other in others)]
+
+
 def operands_in_order(rank: int, size: int) -> list[tuple[int, slice]]:
     """Return the ranks that ``rank`` waits for in turn, to reduce all chunks in the order of ranks.
 
-    Each comes with the reductions that are possible then. The first reduction is of the operands of
-    ranks 0 and 1, and each later one adds the next rank's. The own operand is always there.
+    Each comes with those of `reductions_in_order` that are possible then. The own operand is always
+    there.
     """
     others = [other for other in range(size) if other != rank]
     ends = [following - 1 for following in (*others[1:], size)]
