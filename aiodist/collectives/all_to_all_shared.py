@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from aiodist.collectives.partition import segments_of
-from aiodist.collectives.schedule import READ, RELEASE, WRITE, Schedule, Step
+from aiodist.collectives.schedule import READ, RELEASE, Schedule, Step, part_bytes, write_parts
 from aiodist.collectives.shm_exchange import (
     Exchange,
     ShmContext,
@@ -25,8 +25,6 @@ from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.slot_blocks import lengths_of, starts_of, write_blocks
 from aiodist.collectives.views import BlocksView
 from aiodist.copying import copy
-
-_ALIGN = 64
 
 Both = tuple[BlocksView, BlocksView]
 
@@ -106,20 +104,14 @@ def all_to_all_chunks(
     ``own_longest``: the longest block of this rank's, 0 where all of them went into its slot.
     ``longest``: of all that are left.
     """
-    rank, size = shm.rank, shm.size
-    width = shm.chunk_bytes // size // _ALIGN * _ALIGN
+    rank, width = shm.rank, part_bytes(shm)
+    others = others_of(rank, shm.size)
     mine = slice(rank * width, (rank + 1) * width)
     for step in range(segments_of(longest, width) + 1):
-        piece = slice(step * width, (step + 1) * width)
-        if piece.start < own_longest:
-            chunk = shm.chunk(rank, step)
-            copies = []
-            for other in others_of(rank, size):
-                part = inputs[other][piece]
-                copies.append((chunk[other * width : other * width + len(part)], part))
-            yield WRITE, rank, step, copies, ()
+        if step * width < own_longest:
+            yield write_parts(shm, step, width, inputs, others)
         if step:
-            before = slice(piece.start - width, piece.start)
+            before = slice((step - 1) * width, step * width)
             for other in in_chunks:
                 place = outputs[other][before]
                 if len(place):

@@ -12,14 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from aiodist.collectives.broadcast_shared import read_from
 from aiodist.collectives.partition import segments_of
-from aiodist.collectives.schedule import ALL_STEPS, READ, RELEASE, WRITE, Schedule, Step
+from aiodist.collectives.schedule import (
+    ALL_STEPS,
+    READ,
+    RELEASE,
+    WRITE,
+    Schedule,
+    Step,
+    part_bytes,
+    write_parts,
+)
 from aiodist.collectives.shm_exchange import Exchange, UnexpectedLength, others_of
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.slot_blocks import lengths_of, starts_of, write_blocks
 from aiodist.collectives.views import BlocksView, DataView
 from aiodist.copying import copy
-
-_ALIGN = 64
 
 
 class GatherRoot(Exchange[tuple[DataView, BlocksView]]):
@@ -142,28 +149,17 @@ class ScatterLeaf(Exchange[DataView]):
 
 
 def _scattered(shm: ShmLayout, blocks: Sequence[memoryview]) -> Iterator[Step]:
-    rank, width = shm.rank, _part_of(shm)
-    others = others_of(rank, shm.size)
+    width, others = part_bytes(shm), others_of(shm.rank, shm.size)
     for step in range(segments_of(max(len(blocks[other]) for other in others), width)):
-        chunk = shm.chunk(rank, step)
-        copies = []
-        for other in others:
-            part = blocks[other][step * width : (step + 1) * width]
-            copies.append((chunk[other * width : other * width + len(part)], part))
-        yield WRITE, rank, step, copies, ()
-        yield RELEASE, rank, 0, (), ()
+        yield write_parts(shm, step, width, blocks, others)
+        yield RELEASE, shm.rank, 0, (), ()
 
 
 def _received(shm: ShmLayout, root: int, out: memoryview) -> Iterator[Step]:
-    width = _part_of(shm)
+    width = part_bytes(shm)
     mine = shm.rank * width
     for step in range(segments_of(len(out), width)):
         part = out[step * width : (step + 1) * width]
         theirs = shm.chunk(root, step)[mine : mine + len(part)]
         yield READ, root, step, [(part, theirs)], ()
         yield RELEASE, shm.rank, step + 1, (), ()
-
-
-def _part_of(shm: ShmLayout) -> int:
-    """Bytes that each rank has of a chunk in a scatter."""
-    return shm.chunk_bytes // shm.size // _ALIGN * _ALIGN

@@ -16,11 +16,12 @@ from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import (
     READ,
     RELEASE,
-    WRITE,
     Do,
     Step,
     operands_in_order,
+    part_bytes,
     reductions_in_order,
+    write_parts,
 )
 from aiodist.collectives.shm_exchange import all_others, others_of
 from aiodist.collectives.shm_layout import ShmLayout
@@ -63,20 +64,14 @@ def reduce_scatter_chunks(
     shm: ShmLayout, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
 ) -> Iterator[Step]:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
-    rank, size, itemsize = shm.rank, shm.size, reduce.itemsize
-    width = shm.chunk_bytes // size // itemsize * itemsize
+    rank, size, width = shm.rank, shm.size, part_bytes(shm, reduce.itemsize)
     steps = max(segments_of(len(block), width) for block in blocks)
     # The own piece goes up too where the first two operands are others': ``out`` may be its memory.
     shown = range(size) if rank > 1 else others_of(rank, size)
     order = operands_in_order(rank, size)
     for step in range(steps + 1):
         if step < steps:
-            chunk = shm.chunk(rank, step)
-            copies = []
-            for other in shown:
-                piece = blocks[other][step * width : (step + 1) * width]
-                copies.append((chunk[other * width : other * width + len(piece)], piece))
-            yield WRITE, rank, step, copies, ()
+            yield write_parts(shm, step, width, blocks, shown)
         if step:
             before = slice((step - 1) * width, step * width)
             place = out[before]

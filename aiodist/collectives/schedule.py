@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from aiodist.collectives.reduction_protocol import Reduction
-from aiodist.collectives.shm_layout import ChunkWords
+from aiodist.collectives.shm_layout import ChunkWords, ShmLayout
 from aiodist.completion import Pending
 from aiodist.copying import copy
 
@@ -116,6 +116,23 @@ class ScheduleRun:
             schedule = action = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
             raise
         return None
+
+
+def part_bytes(shm: ShmLayout, align: int = 64) -> int:
+    """Return how many bytes each rank has of a chunk that is cut into a part for each."""
+    return shm.chunk_bytes // shm.size // align * align
+
+
+def write_parts(
+    shm: ShmLayout, step: int, width: int, blocks: Sequence[memoryview], readers: Iterable[int]
+) -> Step:
+    """Return the step that writes the next ``width`` bytes of each reader's block to that one's part."""
+    chunk = shm.chunk(shm.rank, step)
+    copies = []
+    for reader in readers:
+        part = blocks[reader][step * width : (step + 1) * width]
+        copies.append((chunk[reader * width : reader * width + len(part)], part))
+    return WRITE, shm.rank, step, copies, ()
 
 
 def reductions_in_order(
