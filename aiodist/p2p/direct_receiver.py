@@ -30,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aiodist.errors import ProtocolError, summary_of
+from aiodist.errors import summary_of
 from aiodist.shm.process_memory import ProcessMemory
 from aiodist.tensors.raw_memory import address_of
 
@@ -190,8 +190,6 @@ class _DirectReceive:
     `p2p.matching.Reader`.
     """
 
-    is_near = False
-
     def __init__(self, receiver: DirectReceiver, recv: Recv, copy: _Copy) -> None:
         self._receiver = receiver
         self._recv = recv
@@ -220,9 +218,6 @@ class _DirectReceive:
 
     def arm(self) -> bool:
         return True
-
-    def broken(self, error: ProtocolError) -> None:
-        raise error  # nothing here raises one
 
     # -- p2p.matching.Reader
 

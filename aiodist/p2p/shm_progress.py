@@ -8,7 +8,6 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
-from aiodist.errors import ProtocolError
 from aiodist.p2p.spin_policy import NEAR_SECONDS, TURN_SECONDS, SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
 
@@ -20,18 +19,11 @@ class ProgressSource(Protocol):
     def is_busy(self) -> bool:
         """Whether a message is incomplete: there is more to receive."""
 
-    @property
-    def is_near(self) -> bool:
-        """Whether the next step may be a moment away: the other rank seems to be working on it."""
-
     def step(self) -> bool:
         """Copy one piece if possible. Returns whether it did."""
 
     def arm(self) -> bool:
         """Ask to be woken. Returns False if there is something to do now."""
-
-    def broken(self, error: ProtocolError) -> None:
-        """Handle a breach of the protocol by the other rank."""
 
 
 class HelperThreads:
@@ -127,31 +119,23 @@ class ShmProgress:
                     self._go_on_soon()
                     break
             elif self.is_wakeful and any(
-                now - then < NEAR_SECONDS and source.is_near for source, then in busy.items()
+                now - then < NEAR_SECONDS and source.is_busy for source, then in busy.items()
             ):
                 self.spin_policy.give_way(0)
-            elif all(self._try(source, source.arm) for source in list(busy)):
+            elif all(source.arm() for source in list(busy)):
                 break
         self.note_progress()
 
     def _step(self, now: float) -> bool:
         moved = False
         for source in list(self._busy):
-            if self._try(source, source.step):
+            if source.step():
                 moved = True
                 if source in self._busy:
                     self._busy[source] = now
-            elif not source.is_busy and self._try(source, source.arm):
+            elif not source.is_busy and source.arm():
                 self._busy.pop(source, None)
         return moved
-
-    def _try(self, source: ProgressSource, do: Callable[[], bool]) -> bool:
-        try:
-            return do()
-        except ProtocolError as error:
-            source.broken(error)
-            self._busy.pop(source, None)
-            return True
 
     def _go_on_soon(self) -> None:
         if not self._armed:

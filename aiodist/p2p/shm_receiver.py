@@ -218,10 +218,14 @@ class ShmReceiver:
     def is_busy(self) -> bool:
         return self._incoming is not None
 
-    is_near = is_busy
-
     def step(self) -> bool:
-        return self._go_on()
+        try:
+            return self._go_on()
+        except ProtocolError as error:
+            self._closed = True
+            self._ring = None
+            self.broken(error)
+            return False
 
     def arm(self) -> bool:
         ring, incoming = self.ring, self._incoming

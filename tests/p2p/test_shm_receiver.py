@@ -493,6 +493,28 @@ def test_a_sender_that_lies_in_the_middle_of_a_message_is_cut_off(
     assert [type(error) for error in pair.b.lost] == [ProtocolError]
 
 
+def test_a_sender_that_lies_when_its_links_have_ended_is_not_looked_at_any_more(
+    pair: Pair, steps: Steps
+) -> None:
+    recv = pair.b.recv(TAG, 2 * PIECE_BYTES)
+    pair.run_soon()
+
+    def between(pieces: int) -> None:
+        if pieces == 1:
+            pair.a.stream.push(1 << 40)
+            pair.b.peer.links.clear()
+            pair.a.ring_bytes.cast("Q")[0] -= 1
+            pair.b.shm_progress.work()
+
+    steps.between = between
+    pair.a.send(TAG, bytes(2 * PIECE_BYTES))
+    pair.b.shm_progress.work()
+    assert not recv.done
+    pair.lose(pair.b)
+    assert isinstance(recv.error, ConnectionError)
+    assert not pair.b.peer.shm_receiver.is_busy
+
+
 def test_messages_are_prompt_while_the_receiver_is_awake(pair: Pair) -> None:
     shm_receiver = pair.b.peer.shm_receiver
     assert not shm_receiver.is_prompt
