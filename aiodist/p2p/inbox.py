@@ -153,8 +153,6 @@ class Inbox:
             recv.offer = None
             offer.order = recv.turn
             self._hand_on(offer)
-            if offer.recv is not None:
-                self._deliver(offer.recv, offer)
             return
         if recv.into is None:
             return
@@ -195,8 +193,6 @@ class Inbox:
         copy(arrival.data, data)
         arrival.complete = True
         self._hand_on(arrival)
-        if arrival.recv is not None:
-            self._deliver(arrival.recv, arrival)
 
     def _hand_on(self, arrival: Arrival) -> None:
         """Give a message whose receive was cancelled to the next receive."""
@@ -204,8 +200,8 @@ class Inbox:
         if recv is None:
             self.matcher.put_back(arrival)
         else:
-            recv.arrival = arrival
             recv.turn = arrival.order
+            self._deliver(recv, arrival)
 
     def watch(self, key: Key, unasked: Callable[[int, bytes], None]) -> None:
         """Call ``unasked(src, metadata)`` for each message for ``key`` without a posted receive, until
