@@ -8,8 +8,10 @@ as an `Arrival`; the sender's credit bounds how much memory these take.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from aiodist.completion import Pending, T
@@ -365,14 +367,8 @@ _Ordered = TypeVar("_Ordered", Recv, Arrival)
 def _insert(
     table: dict[tuple[Key, int], deque[_Ordered]], slot: tuple[Key, int], item: _Ordered
 ) -> None:
-    """Insert ``item`` in its order, which is mostly at the front."""
-    queue = table.setdefault(slot, deque())
-    place = 0
-    for other in queue:
-        if other.order > item.order:
-            break
-        place += 1
-    queue.insert(place, item)
+    """Insert ``item`` in its order."""
+    insort(table.setdefault(slot, deque()), item, key=attrgetter("order"))
 
 
 def _pop(table: dict[tuple[Key, int], deque[T]], slot: tuple[Key, int], queue: deque[T]) -> T:
