@@ -383,10 +383,6 @@ class Inbox:
                 copy(arrival.data, eager_message.open())
                 eager_message.discard()
 
-    def waits_for(self, src: int) -> bool:
-        """Return whether a message of rank ``src`` could answer a receive."""
-        return self.matcher.waits_for(src)
-
     def part(self, source: Source, frame: Frame, reader: Reader) -> Recv | None:
         """Return the receive to which the next part of the stream belongs, or None if it was
         cancelled or has failed.

@@ -350,4 +350,4 @@ class ShmReceiver:
         self.poll()
 
     def _is_wanted(self) -> bool:
-        return self._inbox.waits_for(self._source.rank)
+        return self._inbox.matcher.waits_for(self._source.rank)
