@@ -7,7 +7,7 @@ import errno
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
@@ -82,29 +82,22 @@ async def connect_socket(sock: socket.socket, address: Any) -> None:
 async def writable(sock: socket.socket) -> None:
     """Return when ``sock`` takes bytes, or has failed."""
     loop = asyncio.get_running_loop()
-    fd, ready = _event(sock)
-    loop.add_writer(fd, _set, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(fd)
+    await _watched(sock, loop.add_writer, loop.remove_writer)
 
 
 async def readable(sock: socket.socket) -> None:
     """Return when ``sock`` has bytes, or has ended."""
     loop = asyncio.get_running_loop()
-    fd, ready = _event(sock)
-    loop.add_reader(fd, _set, ready)
+    await _watched(sock, loop.add_reader, loop.remove_reader)
+
+
+async def _watched(
+    sock: socket.socket, add: Callable[..., object], remove: Callable[[int], object]
+) -> None:
+    """Return once the loop calls what ``add`` gives it for ``sock``; ``remove`` undoes that."""
+    fd, ready = sock.fileno(), asyncio.Event()
+    add(fd, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
-        loop.remove_reader(fd)
-
-
-def _event(sock: socket.socket) -> tuple[int, asyncio.Future[None]]:
-    return sock.fileno(), asyncio.get_running_loop().create_future()
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+        remove(fd)
