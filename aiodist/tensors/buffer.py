@@ -83,12 +83,8 @@ class Buffer:
 
     def write_back(self) -> None:
         """Copy staged bytes into the owner; nothing where ``view`` is the owner's own memory."""
-        if self._staged is None:
-            return
-        if self.kind == "torch":
-            _torch_memory().assign(self.owner, self._staged)
-        else:
-            numpy_memory.assign(self.owner, self._staged)
+        for _ in self._copy_parts(self.nbytes, into_owner=True):
+            pass  # one part is all
 
     def write_back_parts(self, nbytes: int) -> Iterator[None]:
         """As `write_back`, about ``nbytes`` at a time; yields between them."""

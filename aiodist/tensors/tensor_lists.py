@@ -27,11 +27,8 @@ def check_alike(tensors: Sequence[Any], name: str, written: Container[int] | Non
         if _is_elsewhere(tensor):
             from aiodist.tensors.torch_memory import dtype_of_tensor
 
-            dtype, kind, count = (
-                dtype_of_tensor(tensor, f"{name}[{number}]"),
-                "torch",
-                tensor.numel(),
-            )
+            dtype = dtype_of_tensor(tensor, f"{name}[{number}]")
+            kind, count = "torch", tensor.numel()
         else:
             writable = written is None or number in written
             buffer = buffer_of(tensor, f"{name}[{number}]", writable=writable, load=False)
@@ -53,11 +50,12 @@ def reduced(tensors: Sequence[Any], op: ReduceOp) -> Any:
     """
     local = ReduceOp.SUM if op.kind in (RedOpType.AVG, RedOpType.PREMUL_SUM) else op
     if any(map(_is_elsewhere, tensors)):
-        from aiodist.tensors import torch_tensor_lists
+        from aiodist.tensors.torch_memory import dtype_of_tensor
+        from aiodist.tensors.torch_tensor_lists import reduced_by_torch
 
-        dtype = torch_tensor_lists.dtype_of_tensor(tensors[0], "tensor_list[0]")
+        dtype = dtype_of_tensor(tensors[0], "tensor_list[0]")
         reduction(op, dtype, 1)  # refuses what has no meaning
-        return torch_tensor_lists.reduced_by_torch(tensors, local)
+        return reduced_by_torch(tensors, local)
     first, *others = [
         buffer_of(tensor, f"tensor_list[{number}]", writable=False)
         for number, tensor in enumerate(tensors)

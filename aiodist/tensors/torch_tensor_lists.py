@@ -11,7 +11,6 @@ from torch import Tensor
 from aiodist.tensors.dtypes import DType
 from aiodist.tensors.reduction import factor_of, reduction
 from aiodist.tensors.torch_memory import TORCH_DTYPES
-from aiodist.tensors.torch_memory import dtype_of_tensor as dtype_of_tensor
 from aiodist.types import RedOpType, ReduceOp
 
 _OPS: Mapping[RedOpType, Callable[..., Tensor]] = MappingProxyType(
