@@ -27,19 +27,15 @@ class TcpTransport(Transport):
     """Streams between hosts (and on one).
 
     ``host``: the address or name of the one interface to listen on; the wildcards ``0.0.0.0``
-    and ``::`` only where the caller asks for them by name. ``advertise``: the host to put in
-    the listener's address where it is not ``host`` (behind a wildcard, or a translated network).
+    and ``::`` only where the caller asks for them by name.
     ``source_hosts``: local addresses that outgoing connections are bound to in turn, to spread
     streams over several interfaces; if no address has the right family, the system chooses.
     """
 
     scheme = SCHEME
 
-    def __init__(
-        self, host: str, *, advertise: str | None = None, source_hosts: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, host: str, *, source_hosts: Sequence[str] = ()) -> None:
         self._host = host
-        self._advertise = advertise
         self._source_hosts = list(source_hosts)
         self._turn = itertools.count()
         self._connecting = SocketsBeingConnected()
@@ -69,7 +65,7 @@ class TcpTransport(Transport):
                 sock.bind(where)
                 sock.listen(BACKLOG)
                 host, port = sock.getsockname()[:2]
-                address = format_address(self._advertise or host, port, self.scheme)
+                address = format_address(host, port, self.scheme)
                 return SocketListener(sock, address, on_accept, wrap, on_closed, in_child)
             except BaseException:
                 sock.close()

@@ -40,15 +40,10 @@ class TlsTransport(TcpTransport):
     scheme = SCHEME
 
     def __init__(
-        self,
-        host: str,
-        certificates: Certificates,
-        *,
-        advertise: str | None = None,
-        source_hosts: Sequence[str] = (),
+        self, host: str, certificates: Certificates, *, source_hosts: Sequence[str] = ()
     ) -> None:
         """Raises InvalidUsageError for certificates that cannot be loaded."""
-        super().__init__(host, advertise=advertise, source_hosts=source_hosts)
+        super().__init__(host, source_hosts=source_hosts)
         self._server = certificates.server_context()
         self._client = certificates.client_context()
 

@@ -114,13 +114,6 @@ async def test_a_listener_binds_its_own_interface_only() -> None:
     await listener.close()
 
 
-async def test_the_advertised_host_takes_the_place_of_the_bound_one() -> None:
-    transport = TcpTransport("127.0.0.1", advertise="gateway.example")
-    listener = await transport.listen(lambda connection: connection.abort())
-    assert listener.address.startswith("tcp://gateway.example:")
-    await listener.close()
-
-
 class SocketsKept(TcpTransport):
     """A transport that keeps the sockets of its connections."""
 
