@@ -54,6 +54,10 @@ _FOR_RINGS = 4
 host. The smallest segment still has room for an area beside them."""
 
 
+_AREA_SHARE = 4
+"""An area gets one such part of the free room, at most what it can use."""
+
+
 class SharedMemory:
     """The shared memory of one rank. Call ``create``, then ``meet`` with the descriptions of all ranks."""
 
@@ -179,12 +183,9 @@ class SharedMemory:
             return False
         return True
 
-    def lay_out(
-        self, area: int, room_for: int = 4, patient: bool = False, chunk_bytes: int = CHUNK_BYTES
-    ) -> None:
+    def lay_out(self, area: int, patient: bool = False, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Lay out an area with the id ``area`` in the own segment, or record that there is no room.
 
-        ``room_for``: the area gets this fraction (1/n) of the free room, at most what it can use.
         ``patient``: if other ranks must first release closed areas to make room, do nothing; the
         caller tries again. ``chunk_bytes``: as of `shape_for`.
         """
@@ -193,7 +194,9 @@ class SharedMemory:
             return
         self.reclaim()
         room = self.pages
-        shape = self._shape(room_for, chunk_bytes)
+        # Other groups will want room, too. An area may have all of it where so much is too little.
+        fair = min(room.left // _AREA_SHARE, room.largest)
+        shape = shape_for(fair, chunk_bytes) or shape_for(room.largest, chunk_bytes)
         if shape is None:
             if not (patient and self._areas.keys() & self._closing.keys()):
                 listing.add(area, 0, AreaShape(0, 0))
@@ -204,11 +207,6 @@ class SharedMemory:
             self._areas[area] = offset, shape
         else:
             room.give(offset, shape.nbytes)
-
-    def _shape(self, room_for: int, chunk_bytes: int) -> AreaShape | None:
-        largest = self.pages.largest
-        fair = min(self.pages.left // room_for, largest)
-        return shape_for(fair, chunk_bytes) or shape_for(largest, chunk_bytes)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
         """Return the areas of ``ranks`` under one id, a text that says why they share none, or None.
