@@ -10,15 +10,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import Do, reductions_in_order
-from aiodist.collectives.shm_exchange import Exchange, Reads, all_others
+from aiodist.collectives.shm_exchange import Exchange, Given, Reads, all_others
 from aiodist.collectives.views import DataView
 from aiodist.copying import AT_ONCE, copy
 
-Given = TypeVar("Given", contravariant=True)
 Last = Callable[[memoryview], object]
 """What is left to do with reduced memory: dividing by the number of ranks, for an average."""
 

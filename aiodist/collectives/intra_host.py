@@ -18,7 +18,7 @@ from aiodist.collectives.all_to_all_shared import all_to_all_shared
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import PIECE_BYTES, BroadcastSlots, broadcast_chunks
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.operations import Run
+from aiodist.collectives.operations import Blocks, Run
 from aiodist.collectives.pipeline import ReusedScratch
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduce_slots import ReduceSlots
@@ -29,7 +29,6 @@ from aiodist.collectives.shm_exchange import Exchange, InChunks, ShmContext
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.views import DataView
 
-Blocks = Sequence[memoryview]
 T = TypeVar("T")
 
 
