@@ -36,21 +36,13 @@ class InprocHub:
     """The meeting point of the ranks of one process, which all of them pass to InprocTransport."""
 
     def __init__(self) -> None:
-        self._listeners: dict[str, InprocListener] = {}
+        self.listeners: dict[str, InprocListener] = {}
+        """By address."""
         self._count = 0
 
     def new_address(self) -> str:
         self._count += 1
         return f"{SCHEME}:{self._count}"
-
-    def add(self, listener: InprocListener) -> None:
-        self._listeners[listener.address] = listener
-
-    def remove(self, listener: InprocListener) -> None:
-        self._listeners.pop(listener.address, None)
-
-    def find(self, address: str) -> InprocListener | None:
-        return self._listeners.get(address)
 
 
 class InprocListener(Listener):
@@ -60,10 +52,10 @@ class InprocListener(Listener):
         self.address = hub.new_address()
         self.on_accept = on_accept
         self._hub = hub
-        hub.add(self)
+        hub.listeners[self.address] = self
 
     async def close(self) -> None:
-        self._hub.remove(self)
+        self._hub.listeners.pop(self.address, None)
 
 
 class InprocTransport(Transport):
@@ -81,7 +73,7 @@ class InprocTransport(Transport):
         if not address.startswith(f"{SCHEME}:"):
             raise InvalidUsageError(f"not an in-process address: {address!r}; write inproc:N")
         await asyncio.sleep(0)  # as over a socket, the call suspends before it is connected
-        listener = self._hub.find(address)
+        listener = self._hub.listeners.get(address)
         if listener is None:
             raise DistNetworkError(
                 f"cannot connect to {address}: connection refused, no rank listens there (any "
