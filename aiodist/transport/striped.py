@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import cast
 
 from aiodist.deadline import Deadline
@@ -80,37 +80,35 @@ class StripedTransport(Transport):
         name = os.urandom(16)
         sockets: list[socket.socket] = []
         try:
-            # One limit, of the time in which the loop turns.
-            async with within(deadline), AsyncExitStack() as held:
-                for number in range(self._streams):
-                    way = self._ways[number % len(self._ways)]
-                    place = places[number % len(places)]
-                    sockets.append(await way.connected_socket(place, Deadline.never()))
-                    held.enter_context(self._connecting.hold(sockets[-1]))
-            for number, sock in enumerate(sockets):
-                # A few bytes fit into every new stream's buffer.
-                sock.send(_HELLO.pack(name, number, self._streams))
+            with ExitStack() as made:  # all are closed if one fails
+                # One limit, of the time in which the loop turns.
+                async with within(deadline), AsyncExitStack() as held:
+                    for number in range(self._streams):
+                        way = self._ways[number % len(self._ways)]
+                        place = places[number % len(places)]
+                        sock = await way.connected_socket(place, Deadline.never())
+                        made.callback(sock.close)
+                        sockets.append(sock)
+                        held.enter_context(self._connecting.hold(sock))
+                for number, sock in enumerate(sockets):
+                    # A few bytes fit into every new stream's buffer.
+                    sock.send(_HELLO.pack(name, number, self._streams))
+                made.pop_all()
         except TimeoutError as error:
-            _close(sockets)
             raise DistNetworkError(
                 f"cannot connect to {address}: of {self._streams} streams, number {len(sockets)} "
                 f"timed out after {deadline.timeout} s: the host does not answer (is it up, and does "
                 "a firewall allow these ports?)"
             ) from error
         except OSError as error:
-            _close(sockets)
             raise DistNetworkError(
                 f"cannot connect to {address}: it hung up at once: {error.strerror}"
             ) from error
         except DistNetworkError as error:
-            _close(sockets)
             raise DistNetworkError(
                 f"cannot connect to {address}: of {self._streams} streams, number "
                 f"{len(sockets)} failed: {error}"
             ) from error
-        except BaseException:
-            _close(sockets)
-            raise
         return StripedConnection(Bundle(sockets), address)
 
     def close_in_child(self) -> None:
@@ -248,8 +246,3 @@ class _Guest:
         self._task.cancel()
         # Once it is closed, another socket may get its descriptor, which the task still watches.
         self._task.add_done_callback(lambda _: self.sock.close())
-
-
-def _close(sockets: Sequence[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()

@@ -62,12 +62,15 @@ class TlsTransport(TcpTransport):
             async with within(deadline):
                 sock = await self.connected_socket(address, Deadline.never())
                 secured = _Secured(self._client, sock, server_side=False)
-                with self._connecting.hold(secured):
-                    await secured.handshake()
+                try:
+                    with self._connecting.hold(secured):
+                        await secured.handshake()
+                except BaseException:
+                    secured.close()
+                    raise
         except TimeoutError as error:
             if secured is None:
                 raise no_answer(address, deadline) from error
-            secured.close()
             raise UnansweredError(
                 f"timed out connecting to {address} after {deadline.timeout} s: the handshake of "
                 "TLS was not answered (is its process stopped, or does it speak plain TCP?)"
@@ -77,15 +80,10 @@ class TlsTransport(TcpTransport):
                 raise DistNetworkError(
                     f"cannot connect to {address}: it hung up at once: {_reason(error)}"
                 ) from error
-            secured.close()
             raise DistNetworkError(
                 f"cannot connect to {address}: TLS was refused: {_reason(error)}; give all ranks "
                 "valid certificates of one authority"
             ) from error
-        except BaseException:
-            if secured is not None:
-                secured.close()
-            raise
         return TlsConnection(secured, address)
 
 
