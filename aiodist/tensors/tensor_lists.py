@@ -12,7 +12,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.tensors.buffer import buffer_of, empty_like_message
 from aiodist.tensors.dtypes import DType
 from aiodist.tensors.reduction import reduction
-from aiodist.types import RedOpType, ReduceOp
+from aiodist.types import ReduceOp
 
 
 def check_alike(tensors: Sequence[Any], name: str, written: Container[int] | None = None) -> None:
@@ -48,20 +48,18 @@ def reduced(tensors: Sequence[Any], op: ReduceOp) -> Any:
     AVG and PREMUL_SUM add: their factors belong before or after, once for all ranks. Raises
     TypeError where ``op`` has no meaning for the dtype.
     """
-    local = ReduceOp.SUM if op.kind in (RedOpType.AVG, RedOpType.PREMUL_SUM) else op
     if any(map(_is_elsewhere, tensors)):
         from aiodist.tensors.torch_memory import dtype_of_tensor
         from aiodist.tensors.torch_tensor_lists import reduced_by_torch
 
         dtype = dtype_of_tensor(tensors[0], "tensor_list[0]")
         reduction(op, dtype, 1)  # refuses what has no meaning
-        return reduced_by_torch(tensors, local)
+        return reduced_by_torch(tensors, op)
     first, *others = [
         buffer_of(tensor, f"tensor_list[{number}]", writable=False)
         for number, tensor in enumerate(tensors)
     ]
-    reduction(op, first.dtype, 1)  # refuses what has no meaning
-    combine = reduction(local, first.dtype, 1)
+    combine = reduction(op, first.dtype, 1)  # refuses what has no meaning
     result = empty_like_message(first.kind, first.dtype, first.shape)
     copy(result.view, first.view)
     for other in others:

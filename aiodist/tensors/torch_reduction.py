@@ -18,7 +18,7 @@ from aiodist.types import RedOpType
 # multiple of 64 elements.
 CHUNK = 32704
 
-_OPS: Mapping[RedOpType, Callable[..., Tensor]] = MappingProxyType(
+TORCH_OPS: Mapping[RedOpType, Callable[..., Tensor]] = MappingProxyType(
     {
         RedOpType.SUM: torch.add,
         RedOpType.AVG: torch.add,
@@ -26,8 +26,12 @@ _OPS: Mapping[RedOpType, Callable[..., Tensor]] = MappingProxyType(
         RedOpType.PRODUCT: torch.mul,
         RedOpType.MIN: torch.minimum,
         RedOpType.MAX: torch.maximum,
+        RedOpType.BAND: torch.bitwise_and,
+        RedOpType.BOR: torch.bitwise_or,
+        RedOpType.BXOR: torch.bitwise_xor,
     }
 )
+"""What combines two ranks' elements; the factors of AVG and PREMUL_SUM come before or after."""
 
 
 class TorchReduction:
@@ -100,9 +104,9 @@ class TorchReduction:
 def make(kind: RedOpType, dtype: DType, factor: Any, divisor: int | None) -> TorchReduction:
     """The reduction ``kind``; ``factor`` of PREMUL_SUM and ``divisor`` of AVG, or None."""
     if dtype.name != "complex32":
-        return TorchReduction(_OPS[kind], getattr(torch, dtype.name), 2, factor, divisor)
+        return TorchReduction(TORCH_OPS[kind], getattr(torch, dtype.name), 2, factor, divisor)
     # Pairs of float16: torch's own complex32 warns of being experimental, and needs no other op.
-    op = _complex_product if kind is RedOpType.PRODUCT else _OPS[kind]
+    op = _complex_product if kind is RedOpType.PRODUCT else TORCH_OPS[kind]
     return TorchReduction(op, torch.float16, 4, factor, divisor)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,20 +10,8 @@ from torch import Tensor
 from aiodist.tensors.dtypes import DType
 from aiodist.tensors.reduction import factor_of, reduction
 from aiodist.tensors.torch_memory import TORCH_DTYPES
+from aiodist.tensors.torch_reduction import TORCH_OPS
 from aiodist.types import RedOpType, ReduceOp
-
-_OPS: Mapping[RedOpType, Callable[..., Tensor]] = MappingProxyType(
-    {
-        RedOpType.SUM: torch.add,
-        RedOpType.PRODUCT: torch.mul,
-        RedOpType.MIN: torch.minimum,
-        RedOpType.MAX: torch.maximum,
-        RedOpType.BAND: torch.bitwise_and,
-        RedOpType.BOR: torch.bitwise_or,
-        RedOpType.BXOR: torch.bitwise_xor,
-    }
-)
-
 
 _REDUCED = frozenset(
     {
@@ -51,8 +38,7 @@ class DeviceReduction:
     def __init__(self, op: ReduceOp, dtype: DType, size: int) -> None:
         """``size``: of how many ranks AVG takes the mean."""
         reduction(op, dtype, size)  # refuses what has no meaning
-        is_sum = op.kind in (RedOpType.AVG, RedOpType.PREMUL_SUM)
-        self._combine = _OPS[RedOpType.SUM if is_sum else op.kind]
+        self._combine = TORCH_OPS[op.kind]
         self._factor = factor_of(op.factor, dtype) if op.kind is RedOpType.PREMUL_SUM else None
         self._divisor = size if op.kind is RedOpType.AVG else 0
         self._dtype = TORCH_DTYPES[dtype]
@@ -84,7 +70,7 @@ class DeviceReduction:
 def reduced_by_torch(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
     """As `several.reduced`, on the device of the first, to which the others are copied in turn."""
     first, *others = [tensor.detach() for tensor in tensors]
-    combine = _OPS[op.kind]
+    combine = TORCH_OPS[op.kind]
     result = first.resolve_conj().clone(memory_format=torch.contiguous_format)
     for other in others:
         here = other.to(result.device, non_blocking=True).reshape(result.shape)
