@@ -66,12 +66,14 @@ class DirectReceiver:
 
         Returns False if that cannot be.
         """
-        memory = self._memory_of_source()
-        if memory is None or not recv.into:
+        shared, into = self.shm_progress.memory, recv.into
+        if self.is_refused or shared is None or self.source.shm_receiver.ring is None or not into:
             return False
+        if self._memory is None:
+            self._memory = ProcessMemory(shared.pid_of(self.source.rank))
         helpers = self.shm_progress.helpers
-        n_helpers = min(helpers.limit, MOST_HELPERS, (len(recv.into) - 1) // PIECE_BYTES)
-        copy = _Copy(memory, address, recv.into, n_helpers)
+        n_helpers = min(helpers.limit, MOST_HELPERS, (len(into) - 1) // PIECE_BYTES)
+        copy = _Copy(self._memory, address, into, n_helpers)
         direct = _DirectReceive(self, recv, copy)
         recv.reader = direct  # before any thread reads: it can stop them
         helpers.do(copy.helpers)
@@ -94,14 +96,6 @@ class DirectReceiver:
             and shared is not None
             and not shared.is_gone(self.source.rank)
         )
-
-    def _memory_of_source(self) -> ProcessMemory | None:
-        shared = self.shm_progress.memory
-        if self.is_refused or shared is None or self.source.shm_receiver.ring is None:
-            return None
-        if self._memory is None:
-            self._memory = ProcessMemory(shared.pid_of(self.source.rank))
-        return self._memory
 
 
 class _Copy:
