@@ -74,11 +74,6 @@ class ShmProgress:
         self._armed = False
         self.helpers = HelperThreads()
 
-    @property
-    def is_wakeful(self) -> bool:
-        """Whether spinning takes no core away from another rank."""
-        return self.spin_policy.active
-
     def enlist(self, source: ProgressSource) -> None:
         """Start or continue the work of ``source``, which has something to do."""
         self._busy[source] = perf_counter()
@@ -118,7 +113,7 @@ class ShmProgress:
                 if now - began > TURN_SECONDS:
                     self._go_on_soon()
                     break
-            elif self.is_wakeful and any(
+            elif self.spin_policy.active and any(
                 now - then < NEAR_SECONDS and source.is_busy for source, then in busy.items()
             ):
                 self.spin_policy.give_way(0)

@@ -128,7 +128,7 @@ class ShmSender:
         Raises ProtocolError if the peer's count is impossible.
         """
         # If the ranks share a core, the receiver should find the whole record.
-        piece = PIECE_BYTES if self._shm_progress.is_wakeful else len(data)
+        piece = PIECE_BYTES if self._shm_progress.spin_policy.active else len(data)
         if not ring.put(self.turn, head, data, piece):
             return False
         try:
