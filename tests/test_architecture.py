@@ -27,7 +27,12 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
             {"errors", "types", "deadline", "completion", "alignment", "copying", "turning_timer"}
         ),
     ),
-    (frozenset({"wire"}), frozenset({"tensors"}), frozenset({"credentials"})),
+    (
+        frozenset({"wire"}),
+        frozenset({"tensors"}),
+        frozenset({"credentials"}),
+        frozenset({"accept_loop"}),
+    ),
     (frozenset({"transport"}), frozenset({"store"}), frozenset({"shm"})),
     (frozenset({"links"}),),
     (frozenset({"liveness"}),),

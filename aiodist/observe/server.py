@@ -23,6 +23,7 @@ from functools import partial
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
+from aiodist.accept_loop import PAUSE_SECONDS
 from aiodist.errors import DistError, ProtocolError
 from aiodist.links.interfaces import family_of
 from aiodist.observe.clock import estimate
@@ -38,7 +39,6 @@ from aiodist.observe.query_protocol import (
     peer_of,
 )
 from aiodist.observe.rank_report import ClockSample
-from aiodist.transport.socket_listener import PAUSE_SECONDS
 from aiodist.transport.tcp import on_own_link
 
 log = logging.getLogger("aiodist")

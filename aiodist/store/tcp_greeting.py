@@ -91,17 +91,17 @@ async def answer_client(
     first = await read_greeting(reader)
     if first == _QUESTION:
         credential = b"" if seal is None else await seal()
-        writer.write(GREETING + len(credential).to_bytes(2, "big") + credential)
+        _write(writer, GREETING + len(credential).to_bytes(2, "big") + credential)
         first = await read_greeting(reader)
     try:
         _check_greeting(first)
     except StrangerError:
         # A client of another version gets a greeting, too, so that its own error can say so.
-        writer.write(GREETING)
+        _write(writer, GREETING)
         raise
     theirs = await reader.readexactly(_NONCE)
     mine = os.urandom(_NONCE)
-    writer.write(GREETING + mine + _proof(secret, b"server", theirs + mine))
+    _write(writer, GREETING + mine + _proof(secret, b"server", theirs + mine))
     return _proof(secret, b"client", theirs + mine)
 
 
@@ -117,6 +117,11 @@ async def await_proof(reader: asyncio.StreamReader, expected: bytes) -> None:
         ) from error
     if not hmac.compare_digest(proof, expected):
         raise _wrong_secret()
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if not writer.is_closing():  # else the server is closing, and uvloop raises RuntimeError
+        writer.write(data)
 
 
 def _check_greeting(first: bytes) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 import sys
 from typing import Any, Self
 
+from aiodist.accept_loop import AcceptLoop
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
@@ -63,6 +65,7 @@ class TcpStoreServer:
         stays_open: bool,
         max_frame: int,
         seal: Seal | None,
+        tls: dict[str, Any],
     ) -> Self:
         """Initialize this server, which does not listen yet, and return it."""
         self.host = host
@@ -75,7 +78,9 @@ class TcpStoreServer:
         self._max_frame = max_frame
         self.table = KeyTable()
         """The keys that are served, and the waits of the clients for others."""
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[AcceptLoop] = []
+        self._tls = tls
+        self._connecting: set[asyncio.Task[None]] = set()  # a loop keeps no task alive
         self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._clients: dict[Client, None] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -132,22 +137,10 @@ class TcpStoreServer:
         sockets = listen(host, port, addresses)
         port = sockets[0].getsockname()[1]
         server = cls.__new__(cls)._begin(
-            host, port, secret, expected_clients, stays_open, max_frame, seal
+            host, port, secret, expected_clients, stays_open, max_frame, seal, tls
         )
-        try:
-            for sock in sockets:
-                # Its loop watches the socket from `start_serving` on, which may be cancelled: by then
-                # `stop_accepting` knows the listener.
-                listener = await asyncio.start_server(
-                    server._accept, sock=sock, start_serving=False, **tls
-                )
-                server._listeners.append(listener)
-                await listener.start_serving()
-        except BaseException:
-            for sock in sockets[len(server._listeners) :]:
-                sock.close()
-            server.stop_accepting()
-            raise
+        for sock in sockets:
+            server._listeners.append(AcceptLoop(sock, server.address, server._on_socket, _log))
         server._enough()
         return server
 
@@ -192,13 +185,28 @@ class TcpStoreServer:
 
     def close_in_child(self) -> None:
         """Release inherited sockets in a forked child; the parent goes on serving."""
-        close_inherited([*self._tasks.values(), *self._listeners])
+        close_inherited(self._tasks.values())
+        for listener in self._listeners:
+            listener.close_in_child()
 
     async def __aenter__(self) -> TcpStoreServer:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+    def _on_socket(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._open(sock))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _open(self, sock: socket.socket) -> None:
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._accept)
+        with contextlib.suppress(OSError):  # the client has left, or its TLS handshake failed
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, sock, **self._tls
+            )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._closed:  # it was accepted before the end, and its handshake took until now

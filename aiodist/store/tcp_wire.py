@@ -39,20 +39,17 @@ def pack(message: Sequence[Any], max_frame: int) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def close_inherited(owners: Iterable[asyncio.StreamWriter | asyncio.Server]) -> None:
-    """End the sockets of streams and servers for this process alone, in a forked child.
+def close_inherited(writers: Iterable[asyncio.StreamWriter]) -> None:
+    """End the sockets of streams for this process alone, in a forked child.
 
     Their descriptors become /dev/null. The objects of asyncio or uvloop that own the numbers stay
     as they are, and may close them at any time.
     """
     numbers: set[int] = set()
-    for owner in owners:
-        if isinstance(owner, asyncio.StreamWriter):
-            sock = owner.get_extra_info("socket")
-            if sock is not None:  # uvloop has none where the stream is closed
-                numbers.add(sock.fileno())
-        else:
-            numbers.update(sock.fileno() for sock in owner.sockets)
+    for writer in writers:
+        sock = writer.get_extra_info("socket")
+        if sock is not None:  # uvloop has none where the stream is closed
+            numbers.add(sock.fileno())
     numbers.discard(-1)
     for number in numbers:  # first, as there may be no other descriptor to open /dev/null with
         os.close(number)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from aiodist.accept_loop import PAUSE_SECONDS
 from aiodist.errors import HandshakeError, ProtocolError
 from aiodist.links.rank_info import RankInfo
 from aiodist.observe import server as server_module
@@ -38,7 +39,6 @@ from aiodist.observe.query_protocol import (
 from aiodist.observe.rank_report import ObservedGroup, decode_report
 from aiodist.observe.recorder import Recorder, UnderWay
 from aiodist.observe.server import Server, socket_name
-from aiodist.transport.socket_listener import PAUSE_SECONDS
 from tests.certificates import tls_files
 from tests.limits import scaled
 from tests.test_credentials import tls_environ

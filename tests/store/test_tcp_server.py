@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+from typing import Any
 
 import pytest
+import uvloop
 
-from aiodist.deadline import Deadline
+from aiodist import accept_loop
 from aiodist.store import TcpStoreServer, tcp_server
-from aiodist.store.addresses import Address
 from aiodist.store.tcp_greeting import GREETING
-from tests.limits import until
-
-
-async def test_a_start_that_is_cancelled_leaves_no_socket_watched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def resolved(
-        host: str, port: int, deadline: Deadline, *, to_listen: bool
-    ) -> list[Address]:
-        return [(socket.AF_INET, (host, port))]
-
-    monkeypatch.setattr(tcp_server, "resolve", resolved)
-    starting = asyncio.create_task(TcpStoreServer.start("127.0.0.1"))
-    await asyncio.sleep(0)  # it listens, and waits for the loop to watch its socket
-    starting.cancel()
-    await asyncio.wait([starting])
-    assert starting.cancelled()
-    ours, theirs = socket.socketpair()  # the first gets the number of the server's socket
-    with ours, theirs:
-        arrived = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ours, arrived.set)
-        theirs.send(b"!")
-        try:
-            await until(arrived.is_set)
-        finally:
-            loop.remove_reader(ours)
+from tests.descriptors import no_descriptor_left
+from tests.limits import scaled, until
 
 
 async def test_a_client_without_a_proof_is_told_apart_from_one_without_a_greeting(
@@ -51,3 +28,55 @@ async def test_a_client_without_a_proof_is_told_apart_from_one_without_a_greetin
         writer.close()
         await writer.wait_closed()
     assert "it did not show that it knows this job's secret within 0.05 s" in caplog.text
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_close_during_a_greeting_logs_nothing(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        server = await TcpStoreServer.start("127.0.0.1")
+        with socket.create_connection(("127.0.0.1", server.port)):
+            await until(lambda: server._strangers)
+            await server.close()
+
+    run(main())
+    gc.collect()  # asyncio tells of an error that was not looked at
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_out_of_descriptors_the_server_waits_and_says_so_once(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accept_loop, "PAUSE_SECONDS", 0.005)
+
+    async def main() -> None:
+        async with await TcpStoreServer.start("127.0.0.1") as server:
+            connecting = socket.socket()
+            connecting.setblocking(False)
+            with connecting:
+                with no_descriptor_left():
+                    await asyncio.get_running_loop().sock_connect(
+                        connecting, ("127.0.0.1", server.port)
+                    )
+                    await asyncio.sleep(0.05)
+                    assert not server._strangers
+                await until(lambda: server._strangers)
+
+    run(main())
+    assert len(caplog.records) == 1
+    assert caplog.text.count("cannot accept connections at 127.0.0.1:") == 1
+    assert "ulimit -n" in caplog.text
+
+
+async def test_a_server_that_is_out_of_descriptors_closes_silently(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = await TcpStoreServer.start("127.0.0.1")
+    with socket.socket() as connecting:
+        connecting.setblocking(False)
+        with no_descriptor_left():
+            await asyncio.get_running_loop().sock_connect(connecting, ("127.0.0.1", server.port))
+            await until(lambda: caplog.records)
+            await server.close()
+        await asyncio.sleep(scaled(0.3) + accept_loop.PAUSE_SECONDS)
+    assert len(caplog.records) == 1

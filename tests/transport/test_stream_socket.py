@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -14,21 +13,23 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from aiodist import accept_loop
+from aiodist.accept_loop import AcceptLoop
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.testing.check_transport import connected, turns
 from aiodist.testing.sinks import Memory, Sent, Sink
-from aiodist.transport import socket_listener, stream_socket
+from aiodist.transport import stream_socket
 from aiodist.transport.base_transport import Connection, Transport
-from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, parse_address
 from aiodist.transport.unix import UnixTransport
+from tests.descriptors import no_descriptor_left
 
 
 def socket_pair() -> tuple[SocketConnection, socket.socket]:
@@ -354,40 +355,27 @@ async def test_one_turn_reads_a_bounded_amount(monkeypatch: pytest.MonkeyPatch) 
     theirs.close()
 
 
-@contextlib.contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """Let this process open no file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 async def test_out_of_descriptors_the_listener_waits_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(socket_listener, "PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(accept_loop, "PAUSE_SECONDS", 0.005)
     transport = TcpTransport("127.0.0.1")
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     listener = await transport.listen(accepted.put_nowait)
     client = socket.create_connection(parse_address(listener.address))
     with no_descriptor_left():
         tries = 0
-        pause = SocketListener._pause
+        pause = AcceptLoop._pause
         again = asyncio.Event()
 
-        def counted(self: SocketListener, error: OSError) -> None:
+        def counted(self: AcceptLoop, error: OSError) -> None:
             nonlocal tries
             tries += 1
             pause(self, error)
             if tries == 3:
                 again.set()
 
-        monkeypatch.setattr(SocketListener, "_pause", counted)
+        monkeypatch.setattr(AcceptLoop, "_pause", counted)
         await again.wait()
         assert accepted.empty()
     (await accepted.get()).abort()
