@@ -147,11 +147,19 @@ def _limits(facts: Facts) -> Iterator[Finding]:
     soft, hard = facts.open_files
     if 0 <= soft < _FEW_FILES:
         most = "unlimited" if hard < 0 else str(hard)
+        if soft == hard:
+            advice = (
+                f"only an administrator may raise it (the most here: {most}): nofile in "
+                "/etc/security/limits.conf; in a container: docker run --ulimit nofile=65536"
+            )
+        else:
+            wanted = 65536 if hard < 0 else min(hard, 65536)
+            advice = f"ulimit -n {wanted} before the start (the most here: {most})"
         yield Finding(
             WARNING,
             "limits",
             f"a process may open {soft} files; a rank needs up to two sockets for each other rank",
-            f"ulimit -n {65536 if hard < 0 else min(hard, 65536)} before the start (the most here: {most})",
+            advice,
         )
     else:
         yield Finding(

@@ -70,6 +70,7 @@ ILLS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"shm_bytes": -1}, WARNING, "no /dev/shm", "tmpfs"),
     ({"shm_bytes": 64 << 20}, WARNING, "64 MiB", "--shm-size"),
     ({"open_files": (1024, 4096)}, WARNING, "1024 files", "ulimit -n 4096"),
+    ({"open_files": (1024, 1024)}, WARNING, "1024 files", "--ulimit nofile=65536"),
     ({"open_files": (1024, -1)}, WARNING, "1024 files", "ulimit -n 65536"),
     ({"is_closed": False}, WARNING, "AIODIST_SECRET is not set", "openssl rand"),
 ]
