@@ -354,6 +354,8 @@ class Work(Coroutine[Any, Any, T]):
                 CollectiveTimeoutError. None is no limit beside the operation's own.
 
         Raises:
+            asyncio.CancelledError: It was given up, by `cancel` for instance. ``except Exception`` does
+                not catch it.
             ValueError: The timeout is invalid. It is raised also when the operation has ended.
             InvalidUsageError: In the loop's own thread while the operation is under way: there,
                 ``await`` it. Or the loop has been closed; or ``timeout`` is over, and it does not run.
