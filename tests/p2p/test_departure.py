@@ -169,7 +169,7 @@ async def test_a_child_that_is_forked_while_a_rank_opens_closes_its_listeners() 
             if child == 0:
                 try:
                     listener: Any = endpoint._listeners[0]
-                    os._exit(0 if listener._sock.fileno() < 0 else 1)
+                    os._exit(0 if listener._accepting._sock.fileno() < 0 else 1)
                 finally:
                     os._exit(2)
             statuses.append(exit_status(child))

@@ -149,7 +149,7 @@ async def test_a_listener_that_closes_at_once_closes_what_it_has_just_accepted()
     listener = await TlsTransport("127.0.0.1", tls_files()).listen(_refuse)
     host, port = listener.address.removeprefix("tls://").split(":")
     with socket.create_connection((host, int(port))) as client:
-        listener._on_readable()
+        listener._accepting._on_readable()
         await listener.close()
         client.setblocking(False)
         async with asyncio.timeout(5):
