@@ -149,7 +149,8 @@ class Picture:
         numbers = sorted(self.usages.keys() | self.silent.keys())
         head, *rows = table([_HEAD, *map(self._row, numbers)]).splitlines()
         clock = time.strftime("%H:%M:%S")
-        found = f"job {self.job}: {self.size} ranks, {clock}, the last {self.seconds:.1f} s"
+        size = "1 rank" if self.size == 1 else f"{self.size} ranks"
+        found = f"job {self.job}: {size}, {clock}, the last {self.seconds:.1f} s"
         lines = [_cut(found, width), "", coloured(_cut(head, width), BOLD, on=colours)]
         for rank, row in zip(numbers, rows, strict=True):
             codes = [RED] if rank in self.silent else [YELLOW] if rank == worst else []

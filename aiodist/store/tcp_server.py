@@ -139,8 +139,14 @@ class TcpStoreServer:
         server = cls.__new__(cls)._begin(
             host, port, secret, expected_clients, stays_open, max_frame, seal, tls
         )
-        for sock in sockets:
-            server._listeners.append(AcceptLoop(sock, server.address, server._on_socket, _log))
+        try:
+            for sock in sockets:
+                server._listeners.append(AcceptLoop(sock, server.address, server._on_socket, _log))
+        except BaseException:  # the system does not watch one of them
+            for sock in sockets[len(server._listeners) :]:
+                sock.close()
+            server.stop_accepting()
+            raise
         server._enough()
         return server
 

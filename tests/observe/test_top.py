@@ -97,6 +97,12 @@ def test_a_signal_that_ends_the_command_gives_the_terminal_back(
         assert termios.tcgetattr(typed) == mode
 
 
+@pytest.mark.parametrize(("size", "shown"), [(1, "1 rank"), (2, "2 ranks")])
+def test_the_heading_counts_the_ranks(size: int, shown: str) -> None:
+    heading = Picture("here", size, 1.0, {}, {}, {}).lines(None, colours=False)[0]
+    assert heading.startswith(f"job here: {shown}, ")
+
+
 def test_no_line_is_wider_than_the_terminal() -> None:
     job = "9b2d6a1e-6c1f-4f57-9d0e-0a8f5d0f3c11-97327738"  # a launcher's own name
     picture = Picture(job, 1, 1.0, {}, {}, {0: "process 14908 has ended"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import socket
 from typing import Any
@@ -28,6 +29,25 @@ async def test_a_client_without_a_proof_is_told_apart_from_one_without_a_greetin
         writer.close()
         await writer.wait_closed()
     assert "it did not show that it knows this job's secret within 0.05 s" in caplog.text
+
+
+async def test_a_start_whose_sockets_the_system_does_not_watch_leaves_none_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, watched = asyncio.get_running_loop(), []
+
+    def watch(fd: int, *callback: object) -> None:
+        watched.append(fd)
+        if len(watched) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(loop, "add_reader", watch)
+    monkeypatch.setattr(loop, "remove_reader", lambda fd: True)
+    two = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    monkeypatch.setattr(tcp_server, "listen", lambda *_: two)
+    with pytest.raises(OSError, match="No space left"):
+        await TcpStoreServer.start("127.0.0.1")
+    assert [sock.fileno() for sock in two] == [-1, -1]
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
