@@ -54,7 +54,7 @@ class DeviceReduction:
             data.view(self._dtype).mul_(self._factor)
 
     def __call__(self, out: Tensor, operands: Sequence[Tensor]) -> None:
-        """Reduce ``operands`` into ``out``, which is none of them."""
+        """Reduce ``operands`` into ``out``, whose memory no operand has."""
         result = out.view(self._dtype)
         first, *others = [operand.view(self._dtype) for operand in operands]
         if others:

@@ -19,7 +19,7 @@ class FakeProgressSource:
         self.can = can
         self.must = must
         self.rests = 0
-        self.looks = 0  # how often it was asked in vain
+        self.looks = 0  # calls of `step` that found nothing
         self.on_look: Callable[[], None] | None = None
 
     @property

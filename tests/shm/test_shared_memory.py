@@ -214,7 +214,7 @@ def test_a_member_that_leaves_an_unused_group_keeps_no_room_of_the_others(first:
 
 
 def test_a_member_that_leaves_an_unused_group_is_missed_by_the_others() -> None:
-    """An answer of its would have them go on by streams, and nobody would see that it has left."""
+    """If it answered, they would go on by streams, and none would see that it has left."""
     memories = met(2)
     memories[0].lay_out(1)
     memories[1].release_area(1, BOTH, all_listed=False)
