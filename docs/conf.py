@@ -48,6 +48,7 @@ PYTHONS_ERRORS = [
     "OSError",
     "TypeError",
     "ValueError",
+    r"asyncio\.CancelledError",
     r"bdb\.BdbQuit",
 ]
 nitpick_ignore_regex = [("py:class", r".*"), ("py:exc", "|".join(PYTHONS_ERRORS))]

@@ -167,6 +167,9 @@ class _Nowhere:
     async def drain(self) -> None:
         pass
 
+    def is_closing(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
