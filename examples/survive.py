@@ -137,7 +137,7 @@ def main() -> None:
         dist.init_process_group()
     dist.register_elastic()
 
-    train(training, kills={30: 2, 60: 0}, total=90, full=[55, 85])
+    train(training, kills={32: 2, 62: 0}, total=90, full=[55, 85])
 
     digests = [""] * dist.get_world_size()
     dist.all_gather_object(digests, training.digest())

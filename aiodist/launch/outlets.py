@@ -62,7 +62,7 @@ class LogFile:
 
     def put(self, source: object, piece: Piece) -> None:
         if self._owner is not source and not piece.text and piece.end == b"\r":
-            return  # a carriage return at the start of a line, as progress bars print
+            return  # Progress bars print a carriage return at the start of a line.
         # An open line of another stream is ended first, such as that of a process that was replaced.
         before = b"" if self._owner in (None, source) else b"\n"
         self._owner = None if piece.end == b"\n" else source

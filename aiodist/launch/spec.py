@@ -27,7 +27,7 @@ it."""
 class Place(NamedTuple):
     """A rank, its number among the ``local_size`` ranks of its host, and the number of that host.
 
-    ``host`` is None for the machine of the launcher, which has no number.
+    ``host``: None for the machine of the launcher.
     """
 
     rank: int

@@ -79,9 +79,8 @@ class Recv(Pending[int]):
         self.turn = 0  # order of the message that was matched with this receive
         self.arrival: Arrival | None = None  # that message, while it is still arriving elsewhere
         self.offer: Arrival | None = None  # the announcement of the message that is read directly
-        self.stands_for: Arrival | None = (
-            None  # this takes the parts of a cancelled receive's message
-        )
+        self.stands_for: Arrival | None = None
+        """The message of a cancelled receive, whose parts this one takes."""
         self.meta = b""  # of the message that was accepted
         self.source = ANY_SOURCE  # the sender of that message
         self.got = 0  # bytes received so far, if the message comes in parts

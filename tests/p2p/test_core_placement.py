@@ -158,6 +158,19 @@ def test_a_pinned_rank_does_not_look_where_its_neighbours_run(
     assert opened == [f"/proc/{spinner}/stat"]
 
 
+def test_a_rank_whose_cores_the_system_does_not_tell_stays(
+    spinner: int, moves: list[set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> set[int]:
+        raise PermissionError
+
+    neighbours = CorePlacement()
+    neighbours.meet([spinner])
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    neighbours.move_to_idle_core(1.0)
+    assert moves == []
+
+
 def test_a_rank_moves_less_often_where_it_does_not_help(
     spinner: int,
     core: int,

@@ -236,7 +236,7 @@ async def test_a_leaving_rank_makes_no_connection_behind_its_close(
     await silent.close()
 
 
-async def test_what_peers_read_of_an_abandoned_rank_is_void(
+async def test_an_abandoned_endpoint_abandons_each_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transport, told = InprocTransport(InprocHub()), list[int]()
