@@ -202,7 +202,6 @@ class TcpStoreServer:
         await self.close()
 
     def _on_socket(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
         task = asyncio.get_running_loop().create_task(self._open(sock))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)

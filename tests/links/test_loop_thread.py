@@ -41,6 +41,19 @@ async def test_one_that_was_never_started_is_closed_at_once() -> None:
     await loop_thread.close()
 
 
+async def test_waiting_for_the_thread_leaves_no_task_behind() -> None:
+    loop_thread = LoopThread("aiodist-test", asyncio.Event().wait)
+    loop_thread.start()
+    told = asyncio.get_running_loop().create_future()
+    await loop_thread.wait_for(told, 0.01)
+    assert not told.done()
+    told.set_result(None)
+    await loop_thread.wait_for(told)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await loop_thread.close()
+
+
 async def test_the_owner_is_told_in_its_loop() -> None:
     told = asyncio.Event()
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from asyncio.subprocess import PIPE
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 import uvloop
@@ -49,6 +49,43 @@ async def test_a_child_without_a_free_descriptor_ends_its_parents_sockets(server
         number = store._writer.get_extra_info("socket").fileno()
         assert is_null_in_poor_child(number, store.close_in_child)
         await store.set("k", b"v")  # the parent's goes on
+
+
+async def test_a_child_keeps_its_parents_port_no_longer_than_the_parent():
+    server = await TcpStoreServer.start("127.0.0.1")
+    with child_after(server.close_in_child):
+        async with await TcpStore.connect("127.0.0.1", server.port) as store:
+            await store.set("k", b"v")  # the parent's goes on
+        await server.close()
+        await until(lambda: not accepts(server.port))
+
+
+@contextmanager
+def child_after(close_in_child):
+    """A forked child that has called this lives as long as the block."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other tests may have threads
+        child = os.fork()
+    if child == 0:
+        try:
+            close_in_child()
+            os.close(writing)
+            os.read(reading, 1)
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def accepts(port):
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def is_null_in_poor_child(number, close_in_child):

@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from aiodist import accept_loop
-from aiodist.store import TcpStoreServer, tcp_server
+from aiodist.deadline import Deadline
+from aiodist.store import TcpStore, TcpStoreServer, tcp_server
 from aiodist.store.tcp_greeting import GREETING
 from tests.descriptors import no_descriptor_left
 from tests.limits import scaled, until
@@ -48,6 +49,30 @@ async def test_a_start_whose_sockets_the_system_does_not_watch_leaves_none_open(
     with pytest.raises(OSError, match="No space left"):
         await TcpStoreServer.start("127.0.0.1")
     assert [sock.fileno() for sock in two] == [-1, -1]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_client_that_does_not_read_keeps_no_other_waiting(run: Any) -> None:
+    large = bytes(32 << 20)
+
+    async def main() -> None:
+        async with (
+            await TcpStoreServer.start("127.0.0.1") as server,
+            await TcpStore.connect("127.0.0.1", server.port) as other,
+        ):
+            await server.store().set("large", large)
+            deaf = await TcpStore.connect("127.0.0.1", server.port)
+            deaf._writer.transport.pause_reading()  # type: ignore[attr-defined]
+            asked = asyncio.create_task(deaf.get("large", Deadline(scaled(20))))
+            async with asyncio.timeout(scaled(10)):
+                for number in range(20):
+                    await asyncio.sleep(0.01)
+                    await other.set("small", bytes([number]))
+            deaf._writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert await asked == large
+            await deaf.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
