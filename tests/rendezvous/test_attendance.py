@@ -380,15 +380,19 @@ import asyncio, contextlib, os, select, sys
 import aiodist as dist
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError
+from aiodist.groups.world import current_world
 from aiodist.rendezvous import meeting
 from tests.rendezvous.forks import fork_ranks
 
 url = sys.argv[1]
 reading, writing = os.pipe()
+met, meets = os.pipe()
 
 async def main(rank):
     await dist.init_process_group(init_method=url, rank=rank, world_size=2, timeout=60)
-    if rank == 1:
+    if rank == 0:
+        await asyncio.to_thread(os.read, met, 1)
+    else:
         await dist.barrier()
 
 def live(rank, say):
@@ -401,6 +405,10 @@ def live(rank, say):
     async def leave_when_rank_0_has_ended(store, *args, **more):
         await leave(store, *args, **more)
         process = os.pidfd_open(int.from_bytes(os.read(reading, 8), "big"))
+        # The end of a connection shall tell of it: without one, rank 1 would fail to connect.
+        while 0 not in current_world().endpoint._heartbeat._detector._lines:
+            await asyncio.sleep(0.01)
+        os.write(meets, b".")
         await asyncio.to_thread(select.select, [process], [], [])
         os.close(process)
         with contextlib.suppress(DistError):  # its store is known to be gone

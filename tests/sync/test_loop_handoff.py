@@ -483,9 +483,9 @@ def test_the_thread_that_drives_may_not_wait_for_the_loop(handoff: Any) -> None:
 INTERRUPTED = """
 import contextlib
 import sys
+import time
 import numpy as np
 import aiodist.sync as dist
-from aiodist.sync import loop_handoff
 from aiodist.sync.loop_handoff import Interrupts
 from aiodist.sync.portal import portal
 
@@ -502,12 +502,21 @@ if rank == 0:
         release(interrupts)
         raise KeyboardInterrupt  # as by a Ctrl-C that came while the thread drove
 
-    Interrupts.release = struck
+    handoff = portal().handoff
+    acquire = handoff.acquire
+
+    def drive():  # the call drives: where the loop's thread is busy it would be struck before it has begun
+        while not acquire():
+            time.sleep(0.001)
+        return True
+
+    Interrupts.release, handoff.acquire = struck, drive
     try:
         dist.barrier()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    assert portal().handoff.sleeper is None
+    handoff.acquire = acquire
+    assert handoff.sleeper is None
 else:
     sys.stdin.readline()
     with contextlib.suppress(dist.CollectiveCancelledError):  # or it ended before the news came
