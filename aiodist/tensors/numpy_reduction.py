@@ -114,6 +114,8 @@ class NumpyReduction:
         result = np.frombuffer(out, dtype)
         left = result if a is out else np.frombuffer(a, dtype)
         right = result if b is out else np.frombuffer(b, dtype)
+        if len(out) == dtype.itemsize and dtype.kind == "c":  # a product; sums add parts
+            return partial(_silent(), _multiply_one_complex, left, right, result)
         bound = partial(_silent(), self._op) if self._sets_flags else partial(self._op)
         if self._op in _OUT_BY_NAME:
             return partial(bound, left, right, out=result)
@@ -136,6 +138,12 @@ def _add_one(a: memoryview[float], b: memoryview[float], out: memoryview[float])
 def _multiply_one(a: memoryview[float], b: memoryview[float], out: memoryview[float]) -> None:
     value = a[0] * b[0]
     out[0] = value if value == value else nan
+
+
+def _multiply_one_complex(a: Array, b: Array, out: Array) -> None:
+    # A ufunc multiplies one number by another loop, which rounds otherwise, if the result replaces an
+    # operand or if memory is not aligned. Ranks differ in both. The product of two scalars has one way.
+    out[0] = a[0] * b[0]
 
 
 _OF_ONE: Mapping[tuple[Any, str], Callable[..., object]] = MappingProxyType(

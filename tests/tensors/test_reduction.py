@@ -210,6 +210,19 @@ def test_one_nan_of_two_has_the_same_bits_in_each_call(op: str, dtype: str) -> N
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "clongdouble"])
+def test_the_product_of_one_complex_number_has_the_same_bits_in_any_memory(dtype: str) -> None:
+    reduce, rng = named("PRODUCT", dtype), np.random.default_rng(8)
+    for pair in (rng.normal(size=(60, 2)) + 1j * rng.normal(size=(60, 2))).astype(dtype):
+        a, b = pair[0].tobytes(), pair[1].tobytes()
+        found = set()
+        for place, offset in itertools.product((0, 1, 2), (0, 3, 8)):
+            places = left, right, _ = aligned(a, offset), aligned(b), aligned(bytes(len(a)), offset)
+            reduce.into(left, right, places[place])
+            found.add(significant(places[place], dtype))
+        assert len(found) == 1
+
+
 def test_min_and_max_propagate_nan_from_either_side():
     for op, (a, b) in itertools.product(("MIN", "MAX"), ((np.nan, 1), (1, np.nan))):
         acc = aligned(np.float32([a]).tobytes())
