@@ -191,13 +191,13 @@ class LoopHandoff:
     def check_may_wait(self) -> None:
         """Raise InvalidUsageError in the thread that drives: it would wait for itself.
 
-        That is a signal's handler, which has interrupted a call. Where that call was asleep, the loop's
-        thread runs the loop from now on.
+        The caller is a signal's handler, which has interrupted a call, or code of an object that a call
+        packs or unpacks. Where that call was asleep, the loop's thread runs the loop from now on.
         """
         if self._driver == _get_ident():
             raise InvalidUsageError(
-                "called in a signal's handler that has interrupted another call of aiodist.sync: set a "
-                "flag there, and call this after that call has returned"
+                "called inside another call of aiodist.sync, by a signal's handler, or by an object that "
+                "is packed or unpacked: call this after that call has returned"
             )
         if self._runner == _get_ident():
             self._runner = 0

@@ -132,7 +132,7 @@ def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
 
 
 def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> None:
-    """As in a signal's handler: the thread would wait for the turn that it holds itself."""
+    """By a signal's handler, or as an object is packed: the thread would wait for its own turn."""
 
     def main(rank: int) -> None:
         dist.barrier()
@@ -140,7 +140,9 @@ def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> 
         until(handoff.acquire)
         try:
             for call in (dist.barrier, dist.new_group):
-                with pytest.raises(dist.InvalidUsageError, match="signal's handler"):
+                with pytest.raises(
+                    dist.InvalidUsageError, match="signal's handler, or by an object"
+                ):
                     call()
         finally:
             handoff.resume()
