@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import product
 
 import numpy as np
 import pytest
@@ -96,6 +97,26 @@ async def test_same_bits_of_every_dtype_and_op(hosts: tuple[int, ...], dtype: st
     transport = "shm" if any(hosts) else "inproc"
     await run_ranks(len(hosts), on_rank, transport, hosts=hosts, timeout=60)
     assert len(found) == 3 * (3 if is_complex else 5)
+    assert not [key for key, bits in found.items() if len(bits) > 1]
+
+
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+async def test_same_bits_of_few_elements_in_any_memory(dtype: str, transport: str) -> None:
+    """Each rank's arrays begin at another byte."""
+    found: dict[tuple[str, int, int], set[bytes]] = defaultdict(set)
+    is_complex = dtype.startswith("complex")
+
+    async def on_rank(rank: int) -> None:
+        rng = np.random.default_rng(rank)
+        for op, count, turn in product(OPS[:3] if is_complex else OPS, (1, 2, 3), range(8)):
+            array = np.frombuffer(bytearray(64), dtype, count, offset=rank * (turn % 4))
+            numbers = rng.standard_normal((count, 1 + is_complex))
+            array[:] = numbers @ [1, 1j] if is_complex else numbers[:, 0]
+            await dist.all_reduce(array, getattr(dist.ReduceOp, op))
+            found[op, count, turn].add(array.tobytes())
+
+    await run_ranks(3, on_rank, transport, timeout=60)
     assert not [key for key, bits in found.items() if len(bits) > 1]
 
 
