@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,6 +124,21 @@ class Running:
             for fd, target in self.descriptors - before.descriptors
         ]
         return sorted(threads) + sorted(children) + sorted(descriptors)
+
+
+@pytest.fixture
+async def eager_tasks() -> None:
+    """The tasks of the test's loop take their first step inside ``create_task``."""
+    if sys.version_info < (3, 12):
+        pytest.skip("Python 3.11 has no eager tasks")
+    loop, nothing = asyncio.get_running_loop(), asyncio.sleep(0)
+    loop.set_task_factory(asyncio.eager_task_factory)
+    try:
+        await loop.create_task(nothing)
+    except TypeError:
+        nothing.close()
+        loop.set_task_factory(None)
+        pytest.skip("this uvloop gives the factory an argument that Python 3.13.0's does not take")
 
 
 @pytest.fixture

@@ -206,6 +206,7 @@ class _Reception:
         secured = _Secured(self._context, sock, server_side=True)
         guest = _Guest(secured, f"{SCHEME}://{host}:{port}", self)
         self.pending.admit(guest, guest.name)
+        guest.start()
 
     def arrived(self, guest: _Guest) -> None:
         self.pending.proven(guest)
@@ -229,6 +230,10 @@ class _Guest:
         self.secured = secured
         self.name = name
         self._reception = reception
+        self._task: asyncio.Task[None]
+
+    def start(self) -> None:
+        """Begin the handshake. The guest is admitted before: an eager task may end in this call."""
         self._task = asyncio.get_running_loop().create_task(self._greet())
 
     async def _greet(self) -> None:

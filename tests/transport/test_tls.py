@@ -113,6 +113,24 @@ async def test_plain_text_is_refused(caplog: pytest.LogCaptureFixture) -> None:
         await listener.close()
 
 
+@pytest.mark.usefixtures("eager_tasks")
+async def test_in_an_eager_task_a_guest_that_fails_at_once_is_turned_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listener = await TlsTransport("127.0.0.1", tls_files()).listen(lambda connection: None)
+    host, port = listener.address.partition("://")[2].rsplit(":", 1)
+    try:
+        with (
+            caplog.at_level(logging.WARNING, "aiodist"),
+            socket.create_connection((host, int(port))) as plain,
+        ):
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")  # there before the loop accepts it
+            await until(lambda: "turned a stranger away" in caplog.text)
+            assert "failed at TLS" in caplog.text
+    finally:
+        await listener.close()
+
+
 async def test_too_many_that_say_nothing_lose_their_places(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
