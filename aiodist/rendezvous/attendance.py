@@ -246,7 +246,10 @@ class Attendance:
             why = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
             told = _lost(self._rank, f"gave up inside init_process_group: {why}")
         if self._place.serves:
-            await self._tell(_VERDICT, await self._completed(told), _SECONDS)
+            try:
+                told = await self._completed(told)
+            finally:  # if cancelled again, too: to write into its own memory does not suspend
+                await self._tell(_VERDICT, told, _SECONDS)
         else:
             await self._tell(_LOST, told, _SECONDS)
 
