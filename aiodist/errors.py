@@ -284,12 +284,12 @@ def name_of(rank: int, host: str, pid: int) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """Return the class and the text of ``error``, also if its ``__str__`` raises."""
+    """Return the class and the text of ``error``, if it has one, also if its ``__str__`` raises."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # a class of the user's
         text = "<its str() failed>"
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -100,3 +100,8 @@ def test_again_keeps_the_cause_and_drops_the_traceback() -> None:
         twin = error.again()
     assert twin.__cause__ is cause
     assert twin.__traceback__ is None
+
+
+def test_a_summary_of_an_error_without_a_text_is_its_class() -> None:
+    assert errors.summary_of(AssertionError()) == "AssertionError"
+    assert errors.summary_of(KeyError("x")) == "KeyError: 'x'"
