@@ -7,7 +7,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
@@ -305,9 +305,11 @@ class Work(Coroutine[Any, Any, T]):
 
         Args:
             callback: Called with this `Work`.
-            context: The ``contextvars.Context`` it runs in; None is the one of the loop's call.
+            context: The ``contextvars.Context`` it runs in; None is a copy of the caller's.
         """
         self._asked = True
+        if context is None:
+            context = copy_context()
         self._when_done(partial(self._tell, callback, context))
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
@@ -327,7 +329,7 @@ class Work(Coroutine[Any, Any, T]):
                     removed += 1
         return removed
 
-    def _tell(self, callback: Callable[[Work[T]], object], context: Context | None) -> None:
+    def _tell(self, callback: Callable[[Work[T]], object], context: Context) -> None:
         if _running_loop() is self._loop:
             self._loop.call_soon(callback, self, context=context)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context, ContextVar
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,26 @@ async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:
         given_up.cancel()
         assert given_up.cancelled()
         await dist.barrier()
+
+    await run_ranks(2, main)
+
+
+async def test_a_callback_runs_in_a_context_that_is_given_or_the_one_it_was_added_in() -> None:
+    which = ContextVar("which", default="none")
+
+    async def main(rank: int) -> None:
+        heard: list[str] = []
+        work = dist.irecv(np.zeros(3), 1 - rank)
+        which.set("added")
+        work.add_done_callback(lambda _: heard.append(which.get()))
+        work.add_done_callback(lambda _: heard.append(which.get()), context=Context())
+        which.set("later")
+        await dist.send(np.ones(3), 1 - rank)
+        await work
+        work.add_done_callback(lambda _: heard.append(which.get()))
+        which.set("last")
+        await asyncio.sleep(0)
+        assert heard == ["added", "none", "later"]
 
     await run_ranks(2, main)
 
