@@ -98,7 +98,9 @@ class TorchGroup(Membership):
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             return group.start(AllGatherCoalesced(output_lists, input_list), timeout)
 
-        return self._start("all_gather_coalesced", start, _flat(output_lists), opts)
+        # The value of Gloo's future: all lists, but of a group of one rank only its list.
+        value = list(output_lists) if len(output_lists) > 1 else None
+        return self._start("all_gather_coalesced", start, _flat(output_lists), opts, value)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> c10d.Work:
         return self.all_gather_single_coalesced([output], [input], opts)

@@ -62,8 +62,15 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     # -- how they start
 
-    def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
-        """Start collectives; ``tensors`` are what they write."""
+    def _start(
+        self,
+        name: str,
+        start: Start,
+        tensors: Sequence[Tensor],
+        opts: Any,
+        value: list[Any] | None = None,
+    ) -> c10d.Work:
+        """Start collectives; ``tensors`` are what they write. ``value``: of the future, None for these."""
         completions = self._completions()
         completions.settle()
         timeout = seconds_of(opts)
@@ -75,7 +82,8 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
         # A caller that would only wait runs the operation itself.
         at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
-        return self._handed(TorchWork(self._submit(name, run, at_once), tensors, completions))
+        operation = self._submit(name, run, at_once)
+        return self._handed(TorchWork(operation, tensors, completions, value))
 
     def _check_device(self, tensors: Sequence[Tensor]) -> None:
         """Refuse tensors that were meant for another backend; the engine compares all devices with one."""

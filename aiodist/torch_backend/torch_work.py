@@ -25,14 +25,17 @@ class TorchWork(c10d.Work):
         operation: Operation | Operations,
         tensors: Sequence[Any],
         completions: Completions | None,
+        value: list[Any] | None = None,
     ) -> None:
-        """``tensors``: what the operation writes, the result of the future.
+        """``tensors``: what the operation writes.
 
-        ``completions``: None for a message, which completes in no order with others.
+        ``completions``: None for a message, which completes in no order with others. ``value``: of the
+        future; None for ``tensors``.
         """
         super().__init__()
         self.operation = operation
         self.tensors = list(tensors)
+        self._value = value or self.tensors
         self._completions = completions
         self._root: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
@@ -115,12 +118,12 @@ class TorchWork(c10d.Work):
         if self._future is None:
             devices = accelerators_of(self.tensors)
             root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
-            operation, tensors = self.operation, self.tensors
+            operation, value = self.operation, self._value
 
             def outcome(_: Any) -> Any:
                 if operation.error is not None:
                     raise operation.error.with_traceback(None)
-                return tensors
+                return value
 
             self._root = root
             self._future = root.then(outcome)

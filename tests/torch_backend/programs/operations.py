@@ -343,6 +343,12 @@ def coalescing(rank: int, size: int) -> None:
         dist.broadcast(t, 0)
         dist.all_reduce(t)
     assert t.tolist() == [0.0, 0.0]
+    rows = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
+    mine = [torch.full((n,), float(rank)) for n in (2, 3)]
+    future = dist.all_gather_coalesced(rows, mine, async_op=True)
+    assert [[t.tolist() for t in row] for row in future.wait()] == [
+        [[r] * 2, [r] * 3] for r in range(size)
+    ]
     future = dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)], async_op=True)
     assert [v.tolist() for v in future.wait()] == [[size] * 2, [size] * 3]
 
