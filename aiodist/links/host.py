@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 
@@ -55,3 +56,23 @@ def host_id() -> str:
     with contextlib.suppress(OSError):
         return path.read_text().strip()
     return f"{socket.gethostname()}-{os.name}"
+
+
+async def outlast(pids: Iterable[int], seconds: float) -> None:
+    """Wait until processes of this host have ended, at most ``seconds``, where the system tells of it."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        ends: list[asyncio.Event] = []
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended, or this kernel cannot watch it
+                fd = os.pidfd_open(pid)
+                stack.callback(os.close, fd)
+                ends.append(asyncio.Event())
+                loop.add_reader(fd, ends[-1].set)
+                stack.callback(loop.remove_reader, fd)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for end in ends:
+                    await end.wait()

@@ -199,6 +199,16 @@ class Endpoint:
         """Return a name for the host of ``rank``: ranks under one kernel have equal names."""
         return self._host_id if rank == self.rank else self._peers[rank].rank_info.host_id
 
+    def lost_processes(self) -> list[int]:
+        """Return the processes of this host whose ranks have left or were lost."""
+        return [
+            peer.rank_info.pid
+            for peer in self._peers.values()
+            if peer.error is not None
+            and peer.rank_info.host_id == self._host_id
+            and peer.rank_info.pid not in (0, self.rank_info.pid)
+        ]
+
     # -- messages
 
     def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:

@@ -13,6 +13,7 @@ from aiodist.api import closing
 from aiodist.api.lifecycle import init_process_group as init_async
 from aiodist.groups.handle import Group
 from aiodist.groups.world import World, current_world
+from aiodist.links.host import outlast
 from aiodist.observe.answering import heed_signal
 from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
@@ -23,6 +24,9 @@ from aiodist.types import DEFAULT_TIMEOUT
 
 _EXIT_SECONDS = 2.0
 """How long operations have to finish when the process ends."""
+
+_LOST_SECONDS = 2.0
+"""How long a process that ends by an error waits for the end of those whose ranks it has lost."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,11 @@ class Member:
     def longest_pause(self) -> float:
         return LONGEST_LINGER if self.world.may_stand_still else 0.0
 
-    async def leave(self) -> None:
+    async def leave(self, fails: bool) -> None:
+        # A rank that fails because of another one ends after it, on the same host: launchers such as
+        # torchrun report the process that they see end first.
+        if fails and self.world.is_initialized:
+            await outlast(self.world.endpoint.lost_processes(), _LOST_SECONDS)
         await closing.close_world(self.world, _EXIT_SECONDS)
 
     def close_in_child(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from aiodist.links.host import have_cores, host_id, own_cores, spare_cores
+from aiodist.links.host import have_cores, host_id, outlast, own_cores, spare_cores
 
 
 def test_a_host_has_one_name_and_a_variable_takes_its_place(
@@ -66,3 +68,31 @@ def test_a_process_knows_its_cores() -> None:
     printed = subprocess.run([sys.executable, "-c", pinned], capture_output=True, text=True)
     assert printed.stdout == f"{frozenset({core})}\n"
     assert own_cores() == os.sched_getaffinity(0)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes, each of which ends with its input."""
+    started = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(2)]
+    yield started
+    for process in started:
+        process.communicate()
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="the system tells no process of another's end"
+)
+async def test_outlast_waits_for_all_that_run_and_no_longer_than_its_time(
+    processes: list[subprocess.Popen[bytes]],
+) -> None:
+    pids = [process.pid for process in processes]
+    before = len(os.listdir("/proc/self/fd"))
+    await outlast(pids, 0.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    waiting = asyncio.create_task(outlast(pids, 60))
+    for process in processes:
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        process.communicate()
+    await waiting
+    await outlast(pids, 60)  # which have ended

@@ -1,0 +1,67 @@
+"""A process that ends because of another rank's error ends after that rank: launchers report the first."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.limits import scaled
+
+FAILS = """
+import atexit
+import multiprocessing
+import sys
+from multiprocessing import util
+from pathlib import Path
+import numpy as np
+import aiodist.sync as dist
+
+rank, store, held, way = int(sys.argv[1]), *sys.argv[2:]
+
+
+def run():
+    if rank == 1:  # called after aiodist has left
+        if way == "script":
+            atexit.register(Path(held).read_text)
+        else:
+            util.Finalize(None, Path(held).read_text, exitpriority=0)
+    dist.init_process_group("aiodist", "file://" + store, rank=rank, world_size=2, timeout=60)
+    x = np.ones(1)
+    dist.all_reduce(x)
+    if rank == 1:
+        raise ValueError
+    try:
+        dist.all_reduce(x)
+    except dist.PeerLostError as error:
+        print("lost", flush=True)
+        raise RuntimeError  # what it is by then, as in a backward of torch's
+
+
+if way == "multiprocessing":
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+run()
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="the system tells no process of another's end"
+)
+@pytest.mark.parametrize("way", ["script", "multiprocessing"])
+def test_a_rank_that_fails_because_of_another_ends_after_it(
+    script: Callable[..., subprocess.Popen[str]], tmp_path: Path, way: str
+) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    ranks = [script(FAILS, rank, tmp_path / "store", held, way) for rank in range(2)]
+    assert ranks[0].stdout is not None
+    assert ranks[0].stdout.readline() == "lost\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        ranks[0].wait(0.5)
+    held.write_text("")
+    ended = [rank.communicate(timeout=scaled(30)) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], ended
