@@ -6,13 +6,12 @@ import asyncio
 import errno
 import math
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Protocol
 
 from aiodist.errors import EXHAUSTED, DistError, DistNetworkError, HandshakeError, ProtocolError
 from aiodist.links.losses import LEFT
-from aiodist.transport.base_transport import Connection
+from aiodist.links.rank_connection import RankConnection
 from aiodist.transport.connecting import UnansweredError
 from aiodist.turning_timer import TurningTimer
 
@@ -33,22 +32,11 @@ _CUT_OFF = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 """Errors of the system if the other side ended the connection: it had too many, say."""
 
 
-class Introducible(Protocol):
-    """A new connection: a `p2p.link.Link`, or a `liveness.heartbeat_connection.HeartbeatConnection`."""
-
-    connection: Connection
-    on_proven: Callable[[BaseException | None], None] | None
-
-    def start(self, server_rank: int | None = None) -> None: ...
-
-    def abort(self, error: BaseException) -> None: ...
-
-
 class CutOffError(DistNetworkError):
     """The connection ended before the other side had proven itself."""
 
 
-async def introduce(link: Introducible, rank: int, seconds: float) -> None:
+async def introduce(link: RankConnection, rank: int, seconds: float) -> None:
     """Prove this rank's identity to ``rank``, and wait until the other side has proven its own.
 
     If it fails, or is cancelled before the proof, the connection is closed.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.copying import copy
-from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
+from aiodist.errors import DistNetworkError, ProtocolError
+from aiodist.links.rank_connection import RankConnection
 from aiodist.p2p.endpoint_events import EndpointEvents
 from aiodist.p2p.inbox import Inbox
 from aiodist.p2p.matching import Arrival, Recv
@@ -15,8 +15,8 @@ from aiodist.p2p.peer import Peer
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.tensors import scratch
 from aiodist.transport.base_transport import Connection
-from aiodist.wire.frames import MAX_META, MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
-from aiodist.wire.handshake import Handshake, refusal
+from aiodist.wire.frames import MAX_PAYLOAD, Frame, FrameType
+from aiodist.wire.handshake import Handshake
 
 MAX_ABORT_BYTES = 1 << 20
 """Limit on the error of an ABORT frame, which is text and numbers. A longer one breaks the
@@ -45,23 +45,18 @@ class Owner(Protocol):
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
 
-class Link:
+class Link(RankConnection):
     """One connection. The handshake sets ``peer``, once it has proven the other side's rank."""
 
     def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
-        self.connection = connection
+        super().__init__(connection, handshake)
         self.peer: Peer | None = None
         self.peer_window = 0  # bytes that the peer buffers of what this rank sends
-        self.dialled = False
         self.carries = False  # the peer sends on it
         self.failed: BaseException | None = None
-        self.on_proven: Callable[[BaseException | None], None] | None = None
         self._owner = owner
-        self._handshake = handshake
         self._target: Recv | Arrival | None = None
         self._abort: memoryview | None = None
-        # A side that has not proven itself cannot make this rank allocate memory.
-        self._decoder = FrameDecoder(self, max_payload=0)
 
     @property
     def claimed_rank(self) -> int:
@@ -72,21 +67,6 @@ class Link:
     def bytes_heard(self) -> int:
         """Return how many bytes the connection has read."""
         return self._decoder.bytes_heard
-
-    def start(self, server_rank: int | None = None) -> None:
-        """Begin to read. With ``server_rank``, act as the client of the handshake with that rank."""
-        self.connection.start(self._decoder)
-        if server_rank is not None:
-            self.dialled = True
-            hello = self._handshake.start(server_rank)
-            self.connection.send([encode(FrameType.HELLO, meta=hello)])
-
-    def abort(self, error: BaseException) -> None:
-        """Close at once because of ``error``, and report the error to the tasks that wait for this
-        link.
-        """
-        self.connection.abort()
-        self.lost(error)
 
     # -- wire.FrameHandler
 
@@ -212,35 +192,15 @@ class Link:
         self._target = target
         self._decoder.redirect(destination)
 
-    # -- inside
+    # -- links.rank_connection.RankConnection
 
-    def _introduce(self, frame: Frame) -> None:
-        try:
-            if frame.type == FrameType.REJECT:
-                reason = refusal(frame.meta)
-                raise HandshakeError(f"{self.connection.peer_name} refused this rank: {reason}")
-            if frame.type != FrameType.HELLO:
-                raise HandshakeError("the other side sent a frame before the handshake")
-            answer = self._handshake.receive(frame.meta)
-        except HandshakeError as error:
-            if frame.type != FrameType.REJECT:
-                reason_bytes = str(error).encode()[:MAX_META]
-                self.connection.send([encode(FrameType.REJECT, meta=reason_bytes)])
-            raise
-        if answer is not None:
-            if not self._owner.greeted(self):
-                return
-            self.connection.send([encode(FrameType.HELLO, meta=answer)])
-        if self._handshake.done:
-            self._decoder.max_payload = MAX_PAYLOAD
-            self.peer_window = self._handshake.peer_window
-            self.peer = self._owner.proven(self, self._handshake.peer_rank)
-            self._answer(None)
+    def _greeted(self) -> bool:
+        return self._owner.greeted(self)
 
-    def _answer(self, error: BaseException | None) -> None:
-        on_proven, self.on_proven = self.on_proven, None
-        if on_proven is not None:
-            on_proven(error)
+    def _proven(self) -> None:
+        self._decoder.max_payload = MAX_PAYLOAD
+        self.peer_window = self._handshake.peer_window
+        self.peer = self._owner.proven(self, self._handshake.peer_rank)
 
 
 def _place_of(target: Recv | Arrival | None) -> memoryview | None:
