@@ -10,7 +10,7 @@ import msgpack
 
 from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import Group, ProcessGroup, handle_of
-from aiodist.backends.registry import backend_named, bind, default_backend, served
+from aiodist.backends.registry import backend_named, default_backend, make_group, served
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.completion import T
 from aiodist.deadline import to_seconds
@@ -19,7 +19,7 @@ from aiodist.groups.argument_checks import check_int, check_list, check_ranks
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine
-from aiodist.groups.group_lifecycle import Settings
+from aiodist.groups.group_lifecycle import GroupSpec
 from aiodist.groups.handle import Group as AnyGroup
 from aiodist.groups.naming import group_id
 from aiodist.groups.work import Work
@@ -90,7 +90,7 @@ def new_group(
     if sort_ranks:
         chosen = tuple(sorted(chosen))
     made: list[GroupEngine] = []
-    make = _maker(world, parent, timeout, backend, Settings(pg_options, device_id), made)
+    make = _maker(world, parent, timeout, backend, pg_options, made, device_id)
     if use_local_synchronization:
         stem = f"{group_desc or 'local'}:{','.join(map(str, chosen))}#"
         plan = (world.unused_name(stem), chosen)
@@ -371,7 +371,7 @@ def _parts(
     """Make a group of each of ``parts``, for ``result(groups)``. ``stem``: of their names."""
     plans_of = _named(parent, stem, parts)
     made: list[GroupEngine] = []
-    make = _maker(world, parent, timeout, backend, Settings(pg_options), made)
+    make = _maker(world, parent, timeout, backend, pg_options, made)
     return _agree(world, parent, plans_of, lambda plans: result(list(map(make, plans))), made)
 
 
@@ -411,21 +411,19 @@ def _maker(
     parent: GroupEngine,
     timeout: Timeout,
     backend: str | None,
-    settings: Settings,
+    pg_options: Any | None,
     made: list[GroupEngine],
+    device: Any | None = None,
 ) -> Callable[[Plan], Group]:
     """Return what makes the group of a plan, and adds it to ``made`` on its members."""
     name = parent.backend_name if backend is None else backend_named(backend)
     seconds = parent.timeout if timeout is None else to_seconds(timeout)
-    if settings.device is None:
-        settings = settings._replace(device=parent.settings.device)
+    device = parent.spec.device if device is None else device
 
     def make(plan: Plan) -> Group:
         if world.rank not in plan[1]:
             return NON_GROUP_MEMBER
-        engine = GroupEngine(world, plan[0], plan[1], name, seconds, settings)
-        bind(engine)
-        world.add(engine)
+        engine = make_group(world, GroupSpec(*plan, name, seconds, pg_options, device))
         made.append(engine)
         return handle_of(engine)
 

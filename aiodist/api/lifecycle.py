@@ -29,12 +29,11 @@ from aiodist.api.settings import (
 from aiodist.api.shm_settings import SHARED, memory_of, shared_bytes_from
 from aiodist.api.spelling import misspelt_in
 from aiodist.api.tcp_streams import streams_from, with_bundles
-from aiodist.backends.registry import backend_named, bind, rendezvous_for
+from aiodist.backends.registry import backend_named, make_group, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, PeerLostError
-from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.group_lifecycle import NO_SETTINGS, Settings
+from aiodist.groups.group_lifecycle import GroupSpec
 from aiodist.groups.world import World, current_world
 from aiodist.links.interfaces import is_loopback
 from aiodist.links.rank_info import RankInfo
@@ -179,8 +178,9 @@ async def init_process_group(
             await met.close()
             raise
         world.on_close(met.close, met.close_in_child)
-        settings = Settings(pg_options, device_id)
-        await _make_default(world, met.size, group_name, chosen, seconds, deadline, settings)
+        name = group_name or DEFAULT_GROUP
+        spec = GroupSpec(name, range(met.size), chosen, seconds, pg_options, device_id)
+        await _make_default(world, spec, deadline)
     finally:
         world.opening = False
 
@@ -210,7 +210,7 @@ async def open_in_process(
     chosen, limit = backend_named(backend), Deadline(seconds)
     facts = _facts(chosen, "", size)
     await _open_world(world, rank, size, store, secret, [transport], endpoint, limit, facts)
-    await _make_default(world, size, "", chosen, seconds, limit)
+    await _make_default(world, GroupSpec(DEFAULT_GROUP, range(size), chosen, seconds), limit)
 
 
 def _facts(backend: Backend, group_name: str, capacity: int) -> dict[str, Any]:
@@ -280,20 +280,9 @@ def introduce(
     world.observer = Observer(world, world.rank, present, key, os.environ)
 
 
-async def _make_default(
-    world: World,
-    size: int,
-    name: str,
-    backend: Backend,
-    timeout: float | None,
-    deadline: Deadline,
-    settings: Settings = NO_SETTINGS,
-) -> None:
+async def _make_default(world: World, spec: GroupSpec, deadline: Deadline) -> None:
     try:
-        group = GroupEngine(world, name or DEFAULT_GROUP, range(size), backend, timeout, settings)
-        group.lineage = tuple(range(world.size))
-        bind(group)
-        world.add(group)
+        group = make_group(world, spec._replace(lineage=range(world.size)))
         await group.backend.ready(deadline)
     except BaseException:
         await close_world(world, 0.0)

@@ -27,12 +27,13 @@ from aiodist.api.settings import (
     window_from,
 )
 from aiodist.api.tcp_streams import streams_from, with_bundles
-from aiodist.backends.registry import bind
+from aiodist.backends.registry import make_group
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_lifecycle import GroupSpec
 from aiodist.groups.newcomer import Newcomer
 from aiodist.groups.world import World, current_world
 from aiodist.links.interfaces import choose_hosts, default_address
@@ -180,7 +181,16 @@ async def _come_in(
         if rank_info.rank not in facts["ranks"] and not rank_info.is_absent:
             text = f"{rank_info} was lost before rank {rank} came"
             endpoint.give_up(rank_info.rank, PeerLostError(text, rank=rank_info.rank))
-    group = _group_of(world, facts)
+    spec = GroupSpec(
+        facts["name"],
+        facts["ranks"],
+        Backend(facts["backend"]),
+        facts["timeout"],
+        lineage=facts["lineage"],
+        newcomers=facts["newcomers"],
+        generation=facts["generation"],
+    )
+    group = make_group(world, spec)
     await _greeted(endpoint, [r for r in group.ranks if r not in group.newcomers])
     await group.backend.ready(deadline)
     world.default = group
@@ -202,17 +212,6 @@ async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> byt
                 # Another process that came meanwhile for this rank keeps its entry.
                 await place.compare_set(_place_of(newcomer.rank), entry, b"")
         raise
-
-
-def _group_of(world: World, facts: dict[str, Any]) -> GroupEngine:
-    backend, timeout = Backend(facts["backend"]), facts["timeout"]
-    group = GroupEngine(world, facts["name"], facts["ranks"], backend, timeout)
-    group.lineage = tuple(facts["lineage"])
-    group.generation = facts["generation"]
-    group.newcomers = tuple(facts["newcomers"])
-    bind(group)
-    world.add(group)
-    return group
 
 
 async def _greeted(endpoint: Endpoint, ranks: Sequence[int]) -> None:

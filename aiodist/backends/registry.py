@@ -19,6 +19,8 @@ from aiodist.backends.native import NativeBackend
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_lifecycle import GroupSpec
+from aiodist.groups.world import World
 from aiodist.rendezvous import Rendezvous, rendezvous
 from aiodist.rendezvous.environments import look_around
 from aiodist.types import Backend
@@ -152,6 +154,17 @@ def rendezvous_for(backend: Backend) -> Callable[..., Awaitable[Rendezvous]]:
 def served(backend: Backend) -> dict[str, Backend]:
     """The backend of each kind of device whose tensors a group with ``backend`` takes."""
     return backend.by_device() or dict.fromkeys(OFFERS[backend].devices, backend)
+
+
+def make_group(world: World, spec: GroupSpec) -> GroupEngine:
+    """Make a group of ``world``, with its backend.
+
+    Raises InvalidUsageError for a group that exists already.
+    """
+    group = GroupEngine(world, spec)
+    bind(group)
+    world.add(group)
+    return group
 
 
 def bind(group: GroupEngine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
@@ -26,7 +26,7 @@ from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.diagnostics import mismatch
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
 from aiodist.groups.group_agreements import GroupAgreements
-from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
+from aiodist.groups.group_lifecycle import WHOLE_GROUP, GroupSpec
 from aiodist.groups.messaging import Messaging, through_gate
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.mismatch_detector import MismatchDetector
@@ -36,7 +36,6 @@ from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.p2p.inbox import Inbox
-from aiodist.types import Backend
 from aiodist.wire.frames import COLLECTIVE, Key
 
 if TYPE_CHECKING:
@@ -66,17 +65,8 @@ class GroupEngine(Messaging):
     groups are independent of each other.
     """
 
-    def __init__(
-        self,
-        world: RankWorld,
-        name: str,
-        ranks: Sequence[int],
-        backend_name: Backend,
-        timeout: float | None,
-        settings: Settings = NO_SETTINGS,
-    ) -> None:
-        """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
-        super().__init__(world, name, ranks, backend_name, timeout, settings)
+    def __init__(self, world: RankWorld, spec: GroupSpec) -> None:
+        super().__init__(world, spec)
         self.n_started = 0
         """How many collectives have started on this rank."""
         self._active: dict[int, Work[Any]] = {}

@@ -33,16 +33,25 @@ WHOLE_GROUP = -1
 """In place of a sequence number: a failure that ends the group."""
 
 
-class Settings(NamedTuple):
-    """What the user gave a group for its backend alone."""
+class GroupSpec(NamedTuple):
+    """What a group is made by."""
 
+    name: str
+    ranks: Sequence[int]
+    """The global ranks of the members in the group's order, this process's among them."""
+    backend: Backend
+    timeout: float | None
+    """The seconds of each operation."""
     options: Any = None
     """``pg_options``: torch's own options of a torch group."""
     device: Any = None
     """``device_id``: this rank's GPU."""
-
-
-NO_SETTINGS = Settings()
+    lineage: Sequence[int] = ()
+    """The members and those that were lost since, in the group's order; empty: the members."""
+    newcomers: Sequence[int] = ()
+    """Members that `grow` took in with this group."""
+    generation: int = 0
+    """How many groups this one follows on."""
 
 
 class GroupLifecycle(ABC):
@@ -56,37 +65,26 @@ class GroupLifecycle(ABC):
     register_successor: Callable[[Self, Self], None]
     """Adds the group that follows on this one, the first argument, to the world. Set by `World.add`."""
 
-    def __init__(
-        self,
-        world: RankWorld,
-        name: str,
-        ranks: Sequence[int],
-        backend_name: Backend,
-        timeout: float | None,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, world: RankWorld, spec: GroupSpec) -> None:
         self.world = world
+        self.spec = spec
         self.endpoint: Endpoint = world.endpoint
-        self.group_name = name
-        self.id = group_id(name, ranks)
-        self.ranks = tuple(ranks)
-        self.label = GroupLabel(self.id, name, self.ranks)
+        self.group_name = spec.name
+        self.ranks = tuple(spec.ranks)
+        self.id = group_id(spec.name, self.ranks)
+        self.label = GroupLabel(self.id, spec.name, self.ranks)
         self.global_rank = world.rank
         self.rank = self.ranks.index(world.rank)
         self.size = len(self.ranks)
-        self.backend_name = backend_name
-        self.timeout = None if timeout == math.inf else timeout  # None: no limit
-        self.settings = settings
+        self.backend_name = spec.backend
+        self.timeout = None if spec.timeout == math.inf else spec.timeout  # None: no limit
         self.handle: object = None
         """What the program holds of this group."""
-        self.lineage = self.ranks
-        """The members and those that were lost since, in the group's order."""
-        self.newcomers: tuple[int, ...] = ()
-        """Members that `grow` took in with this group."""
+        self.lineage = tuple(spec.lineage) or self.ranks
+        self.newcomers = tuple(spec.newcomers)
         self.unwelcomed: Sequence[Newcomer] | None = None
         """Those members while the `grow` has not returned. It may be cancelled, and called again."""
-        self.generation = 0
-        """How many groups this one follows on."""
+        self.generation = spec.generation
         self.made_by: tuple[int, int] | None = None
         """The group and the number of the collective that has made it, where one has."""
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}

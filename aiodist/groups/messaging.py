@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,7 @@ from aiodist.completion import T, Unfinished
 from aiodist.errors import GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext, MessageContext
-from aiodist.groups.group_lifecycle import GroupLifecycle, Settings
+from aiodist.groups.group_lifecycle import GroupLifecycle, GroupSpec
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.naming import call_of
 from aiodist.groups.operation_deadlines import OperationDeadlines
@@ -23,7 +23,6 @@ from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import head_of
 from aiodist.p2p.shm_sender import PIECE_BYTES
 from aiodist.p2p.spin_policy import BoundedSpin
-from aiodist.types import Backend
 from aiodist.wire.frames import TENSOR, Key, ShortHeads, decode
 
 if TYPE_CHECKING:
@@ -94,16 +93,8 @@ async def through_gate(
 class Messaging(GroupLifecycle):
     """Starts messages, and knows those under way."""
 
-    def __init__(
-        self,
-        world: RankWorld,
-        name: str,
-        ranks: Sequence[int],
-        backend_name: Backend,
-        timeout: float | None,
-        settings: Settings,
-    ) -> None:
-        super().__init__(world, name, ranks, backend_name, timeout, settings)
+    def __init__(self, world: RankWorld, spec: GroupSpec) -> None:
+        super().__init__(world, spec)
         self._messages: dict[MessageContext, Work[Any]] = {}
         self._left: dict[int, PeerLostError] = {}  # members that said goodbye
         self._messenger: Messenger | None = None

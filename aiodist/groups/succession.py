@@ -69,8 +69,7 @@ async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> 
         )
     for newcomer in newcomers:
         world.endpoint.renew(RankInfo.decode(newcomer.rank_info))
-    successor = _successor_of(group, ranks)
-    successor.newcomers = tuple(new)
+    successor = _successor_of(group, ranks, new)
     for rank in group.agreements.gone.intersection(decision.members):
         successor.go_on_without(rank)
     await successor.backend.ready(deadline)
@@ -81,13 +80,18 @@ async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> 
     return successor
 
 
-def _successor_of(group: GroupEngine, ranks: Sequence[int]) -> GroupEngine:
+def _successor_of(
+    group: GroupEngine, ranks: Sequence[int], newcomers: Sequence[int]
+) -> GroupEngine:
     """Make the group of ``ranks`` that follows on ``group``."""
-    name = successor_name(group.group_name)
-    successor = type(group)(
-        group.world, name, ranks, group.backend_name, group.timeout, group.settings
+    spec = group.spec._replace(
+        name=successor_name(group.group_name),
+        ranks=ranks,
+        lineage=group.lineage,
+        newcomers=newcomers,
+        generation=group.generation + 1,
     )
-    successor.lineage, successor.generation = group.lineage, group.generation + 1
+    successor = type(group)(group.world, spec)
     group.bind_successor(successor)
     group.succeeded_by(successor)
     group.register_successor(group, successor)

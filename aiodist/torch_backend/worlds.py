@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from aiodist.api import closing
 from aiodist.api.lifecycle import init_process_group
-from aiodist.backends.registry import bind
+from aiodist.backends.registry import make_group
 from aiodist.errors import NotInitializedError
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_lifecycle import GroupSpec
 from aiodist.groups.world import World, use_world
 from aiodist.observe.answering import heed_signal
 from aiodist.p2p.departure import FLUSH_SECONDS
@@ -78,15 +79,10 @@ class TorchWorld:
         """
 
         async def make() -> GroupEngine:
-            return self._add(self._world.unused_name(f"{name}#"), ranks, timeout)
+            own = self._world.unused_name(f"{name}#")
+            return make_group(self._world, GroupSpec(own, ranks, Backend(Backend.AIODIST), timeout))
 
         return self._run(make)
-
-    def _add(self, name: str, ranks: Sequence[int], timeout: float | None) -> GroupEngine:
-        group = GroupEngine(self._world, name, ranks, Backend(Backend.AIODIST), timeout)
-        bind(group)
-        self._world.add(group)
-        return group
 
     def remove(self, groups: Sequence[GroupEngine], seconds: float = FLUSH_SECONDS) -> None:
         """Destroy groups, after ``seconds`` for operations in progress."""

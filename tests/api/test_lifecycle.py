@@ -12,6 +12,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.api import lifecycle
+from aiodist.backends import registry
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.store.memory_store import MemoryStore
 from aiodist.testing import run_ranks
@@ -169,7 +170,7 @@ async def test_a_backend_that_cannot_be_made_leaves_nothing_open(
 
     meet = partial(dist.init_process_group, store=dist.MemoryStore(), rank=0, world_size=1)
     with monkeypatch.context() as patched:
-        patched.setattr(lifecycle, "bind", fail)
+        patched.setattr(registry, "bind", fail)
         with pytest.raises(RuntimeError, match="new thread"):
             await meet()
     assert current_world().its_loop is None

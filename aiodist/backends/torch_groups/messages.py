@@ -173,7 +173,7 @@ class TorchMessages:
 
     def own_device(self) -> torch.device:
         """Where this rank's part is, and what has no tensor of its own goes."""
-        return self._device or self.kind.place(self._group.settings.device)
+        return self._device or self.kind.place(self._group.spec.device)
 
     def here(self, device: torch.device) -> Callable[[Lanes], Here]:
         """What an operation on tensors of ``device`` has to enter. Errors as of `_check_device`."""
@@ -190,7 +190,7 @@ class TorchMessages:
 
         torch would begin to connect the ranks anew there, and wait for ranks that do not.
         """
-        own, chosen = self._device, self._group.settings.device
+        own, chosen = self._device, self._group.spec.device
         if own is None and chosen is not None:
             own = self.kind.place(chosen)
         if own is not None and device != own:

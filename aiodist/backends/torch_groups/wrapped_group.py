@@ -110,11 +110,11 @@ class WrappedGroup:
         place = BlockingStore(PrefixStore(prefix, store), self._loop, seconds)
         # torch keeps the C++ half alone, and asks it again later: NCCL at the first operation.
         self._place = place
-        options = group.settings.options
+        options = group.spec.options
 
         def build() -> None:
             try:
-                kind.meet(place, ranks, rank, group.settings.device)
+                kind.meet(place, ranks, rank, group.spec.device)
                 made = kind.build(place, rank, size, seconds + _MARGIN, options)
                 with self._turn:
                     self._torch = None if self._closed else made
