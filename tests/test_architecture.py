@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"tensors"}),
         frozenset({"credentials"}),
         frozenset({"accept_loop"}),
+        frozenset({"worker_thread"}),
     ),
     (frozenset({"transport"}), frozenset({"store"}), frozenset({"shm"})),
     (frozenset({"links"}),),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.base_store import Store, list_of_keys, text_key, whole_amount
 from aiodist.store.waiting import check_value, closed, in_time, pauses, timed_out
+from aiodist.worker_thread import Worker
 
 T = TypeVar("T")
 
@@ -23,9 +22,6 @@ CALL_SECONDS = 300.0
 
 _ANSWER_SECONDS = 5.0
 """Seconds after the deadline of a wait for the answer whether the keys are there."""
-
-_Calls = SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
-"""Calls to make, each with the future of its result; None is the end."""
 
 
 class TorchStore(Store):
@@ -45,9 +41,8 @@ class TorchStore(Store):
         """
         self.store = store
         self._call_timeout = to_seconds(call_timeout)
-        self._calls: _Calls = SimpleQueue()
-        self._end = weakref.finalize(self, self._calls.put, None)
-        self._is_started = False
+        self._worker = Worker("aiodist-torch-store")
+        self._end = weakref.finalize(self, self._worker.close)
         self._closed = False
         # A value that no other handle writes: see get().
         self._nothing = os.urandom(16).hex()
@@ -138,13 +133,8 @@ class TorchStore(Store):
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._closed:
             raise closed(f"the adapter of {type(self.store).__name__}")
-        if not self._is_started:
-            threading.Thread(
-                target=_make_calls, args=(self._calls,), name="aiodist-torch-store", daemon=True
-            ).start()
-            self._is_started = True
         result: Future[T] = Future()
-        self._calls.put((result, partial(function, *arguments)))
+        self._worker.put(partial(_make_call, result, partial(function, *arguments)))
         try:
             async with asyncio.timeout(self._call_timeout):
                 return await asyncio.wrap_future(result)
@@ -158,16 +148,13 @@ class TorchStore(Store):
             raise DistStoreError(f"torch's {type(self.store).__name__} failed: {error}") from error
 
 
-def _make_calls(calls: _Calls) -> None:
-    """Make the calls in the queue, one after the other, until its end. Runs in a thread."""
-    while (call := calls.get()) is not None:
-        result, function = call
-        if not result.set_running_or_notify_cancel():
-            continue
-        try:
-            value = function()
-        except BaseException as error:  # noqa: BLE001  # raised where the call is awaited
-            result.set_exception(error)
-        else:
-            result.set_result(value)
-        del call, result, function  # else they are kept until the next call
+def _make_call(result: Future[T], function: Callable[[], T]) -> None:
+    """Make the call whose result ``result`` is to hold. Runs in the thread."""
+    if not result.set_running_or_notify_cancel():
+        return
+    try:
+        value = function()
+    except BaseException as error:  # noqa: BLE001  # raised where the call is awaited
+        result.set_exception(error)
+    else:
+        result.set_result(value)

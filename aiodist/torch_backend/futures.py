@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 
 from aiodist.deadline import SIGNAL_SECONDS
 from aiodist.torch_backend.submission import Operation, Operations
-
-
-class _Item(NamedTuple):
-    operation: Operation | Operations
-    future: torch.futures.Future[Any]
-    ordered: bool
+from aiodist.worker_thread import Worker
 
 
 class Completions:
@@ -35,9 +30,8 @@ class Completions:
 
     def __init__(self, level: int = 0) -> None:
         self.level = level
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._worker = Worker("aiodist-futures")
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._ordered = 0
         self._closed = False
 
@@ -48,17 +42,10 @@ class Completions:
 
         ``ordered``: `settle` waits for its callbacks.
         """
-        item = _Item(operation, future, ordered)
         with self._changed:
             if not self._closed:
-                if self._thread is None:
-                    thread = threading.Thread(
-                        target=self._live, name="aiodist-futures", daemon=True
-                    )
-                    thread.start()
-                    self._thread = thread
+                self._worker.put(partial(self._complete, operation, future, ordered))
                 self._ordered += ordered
-                self._queue.put(item)
                 return
         operation.block()
         future.set_result(True)
@@ -76,21 +63,20 @@ class Completions:
             if self._closed:
                 return
             self._closed = True
-            thread = self._thread
-        self._queue.put(None)
-        if join and thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_SECONDS)
+        self._worker.close()
+        if join:
+            self._worker.join(_JOIN_SECONDS)
 
-    def _live(self) -> None:
+    def _complete(
+        self, operation: Operation | Operations, future: torch.futures.Future[Any], ordered: bool
+    ) -> None:
         _here.level = self.level + 1
-        while (item := self._queue.get()) is not None:
-            item.operation.block()
-            item.future.set_result(True)
-            if item.ordered:
-                with self._changed:
-                    self._ordered -= 1
-                    self._changed.notify_all()
-            del item  # while it waits, nothing of the last one is held
+        operation.block()
+        future.set_result(True)
+        if ordered:
+            with self._changed:
+                self._ordered -= 1
+                self._changed.notify_all()
 
 
 def completed_at_once() -> Completions:

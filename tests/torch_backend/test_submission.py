@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.deadline import SIGNAL_SECONDS
 from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing import run_ranks
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.submission import Operation, all_started
 from aiodist.torch_backend.worlds import TorchWorld
+from aiodist.worker_thread import Worker
 from tests.limits import scaled
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.distributed
 
 from aiodist.backends.polling import Poll
-from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.errors import InvalidUsageError
 from aiodist.rendezvous.environments import look_around
 from aiodist.types import RedOpType
+from aiodist.worker_thread import Worker
 
 Here = AbstractContextManager[Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.store import BlockingStore
-from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.completion import Pending
 from aiodist.errors import DistBackendError, DistError
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.store.prefix import PrefixStore
+from aiodist.worker_thread import Worker
 
 OPEN_SECONDS = 300.0
 """How long a rank looks for the others where the group has no timeout of its own."""

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other, for calls of torch that may block."""
+"""A thread that does one thing after the other, for calls that may block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queue import SimpleQueue
 class Worker:
     """Runs jobs in the order in which they were put, in a daemon thread that the first one starts.
 
-    A pool of `concurrent.futures` would keep the interpreter from ending while torch waits for a
+    A pool of `concurrent.futures` would keep the interpreter from ending while a call waits for a
     rank that never comes.
     """
 
@@ -20,7 +20,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def put(self, job: Callable[[], None]) -> None:
-        """Run ``job()``, which raises nothing, after all that was put before. One thread puts.
+        """Run ``job()``, which raises nothing, after all that was put before. One thread puts at a time.
 
         Raises RuntimeError if no thread can start.
         """
@@ -33,6 +33,11 @@ class Worker:
     def close(self) -> None:
         """End the thread after what is put already. Does not wait; nothing is put afterwards."""
         self._jobs.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread's end, at most ``seconds``; not in the thread itself."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
 
     def is_alive(self) -> bool:
         """Whether the thread still runs, as it does after `close` until its job is done."""
