@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from aiodist.api.rule_table import table_from
 from aiodist.api.settings import (
+    SHARED,
     check_later_settings,
     init_timeout_from,
     patience_from,
     pickle_from,
     schemes_from,
+    shared_bytes_from,
+    streams_from,
+    table_from,
     window_from,
 )
-from aiodist.api.shm_settings import SHARED, shared_bytes_from
-from aiodist.api.tcp_streams import streams_from
 from aiodist.credentials import job_secret
 from aiodist.errors import InvalidUsageError
 from aiodist.observe.recorder import size_from

@@ -15,20 +15,23 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
-from aiodist.api.rule_table import table_from
 from aiodist.api.settings import (
+    SHARED,
     capacity_from,
     check_later_settings,
     init_timeout_from,
+    memory_of,
     patience_from,
     pickle_from,
     schemes_from,
+    shared_bytes_from,
+    streams_from,
+    table_from,
     timeout_from,
     window_from,
+    with_bundles,
 )
-from aiodist.api.shm_settings import SHARED, memory_of, shared_bytes_from
 from aiodist.api.spelling import misspelt_in
-from aiodist.api.tcp_streams import streams_from, with_bundles
 from aiodist.backends.registry import backend_named, make_group, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline

@@ -20,8 +20,8 @@ from aiodist.errors import CollectiveTimeoutError, DistStoreError, summary_of
 from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_lifecycle import Newcomer
 from aiodist.groups.handle import Group
-from aiodist.groups.newcomer import Newcomer
 from aiodist.groups.succession import changes, follow, newcomers_of
 from aiodist.groups.succession import shrink as shrink_engine
 from aiodist.groups.world import current_world

@@ -24,17 +24,17 @@ from aiodist.api.settings import (
     patience_from,
     pickle_from,
     schemes_from,
+    streams_from,
     window_from,
+    with_bundles,
 )
-from aiodist.api.tcp_streams import streams_from, with_bundles
 from aiodist.backends.registry import make_group
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.groups.argument_checks import check_int
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.group_lifecycle import GroupSpec
-from aiodist.groups.newcomer import Newcomer
+from aiodist.groups.group_lifecycle import GroupSpec, Newcomer
 from aiodist.groups.world import World, current_world
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.links.rank_info import RankInfo

@@ -1,13 +1,15 @@
-"""What a rank is told about streams, buffers and silence, by its environment or by its caller."""
+"""What a rank is told about streams, memory, buffers and silence, by its environment or its caller."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from _aiodist_autoload import mistake_in
-from aiodist.api.shm_settings import SHARED
+from aiodist.collectives.rule_tables import decode
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates
 from aiodist.deadline import to_seconds
@@ -19,12 +21,22 @@ from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import SHORTEST
 from aiodist.p2p.endpoint import DEFAULT_WINDOW
 from aiodist.rendezvous.environments import RUN_VARIABLE
+from aiodist.shm.shared_memory import DEFAULT_BYTES, MIN_BYTES, SharedMemory
+from aiodist.transport.base_transport import Transport
+from aiodist.transport.striped import MAX_STREAMS, StripedTransport
+from aiodist.transport.tcp import SCHEME as TCP
 from aiodist.transport.transports import Transports
 from aiodist.types import DEFAULT_TIMEOUT
+
+log = logging.getLogger("aiodist")
+
+SHARED = "shm"
+"""In AIODIST_TRANSPORT: shared memory among the ranks of one host, beside a stream."""
 
 PICKLE_VARIABLE = "AIODIST_ALLOW_PICKLE"
 INIT_TIMEOUT_VARIABLE = "AIODIST_INIT_TIMEOUT"
 LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
+STREAMS_VARIABLE = "AIODIST_STREAMS"
 _DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
 _SECURE_TRANSPORTS = f"{SHARED},unix,tls"
 _LEAST_WINDOW = 1 << 16
@@ -165,3 +177,81 @@ def capacity_from(argument: int | None, size: int) -> int:
             f"capacity must be at least the {size} ranks of the start, not {capacity}"
         )
     return capacity
+
+
+def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
+    """Return how many bytes AIODIST_SHM_BYTES lets a rank share; 0 if ``schemes`` have no shared memory."""
+    text = environ.get("AIODIST_SHM_BYTES", "")
+    if text and not (text.isdecimal() and (int(text) == 0 or MIN_BYTES <= int(text) < 1 << 63)):
+        raise InvalidUsageError(
+            f"AIODIST_SHM_BYTES must be a number of bytes, 0 or at least {MIN_BYTES} and below "
+            f"2**63, not {text!r}"
+        )
+    if SHARED not in schemes:
+        return 0
+    return int(text) if text else DEFAULT_BYTES
+
+
+def memory_of(rank: int, nbytes: int) -> SharedMemory | None:
+    """Return ``nbytes`` to share with the ranks of this host; None for 0, or if the system refuses."""
+    if not nbytes:
+        return None
+    try:
+        return SharedMemory.create(rank, nbytes)
+    except OSError as error:
+        log.warning("rank %d uses streams instead of shared memory: %s", rank, error)
+        return None
+
+
+def streams_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
+    """Return the number in AIODIST_STREAMS; 0 where it is not set.
+
+    Raises InvalidUsageError for any other value, and for several streams without TCP in ``schemes``.
+    """
+    text = environ.get(STREAMS_VARIABLE, "").strip()
+    if not text:
+        return 0
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_STREAMS:
+        raise InvalidUsageError(
+            f"{STREAMS_VARIABLE} must be a number from 1 to {MAX_STREAMS}, not {text!r}"
+        )
+    if int(text) > 1 and TCP not in schemes:
+        raise InvalidUsageError(
+            f"{STREAMS_VARIABLE}={text} is for TCP, which is not among the transports "
+            f"({', '.join(schemes)}): unset it, or name tcp in AIODIST_TRANSPORT"
+        )
+    return int(text)
+
+
+def with_bundles(
+    transports: Sequence[Transport], hosts: Sequence[str], streams: int
+) -> list[Transport]:
+    """Return ``transports`` with a `StripedTransport` of ``streams`` TCP streams before TCP.
+
+    0 means one stream for each of ``hosts``, which they use in turn. One stream needs no bundle.
+    """
+    count = streams or len(hosts)
+    found: list[Transport] = []
+    for transport in transports:
+        if transport.scheme == TCP and count > 1:
+            found.append(StripedTransport(hosts, count))
+        found.append(transport)
+    return found
+
+
+def table_from(environ: Mapping[str, str]) -> bytes:
+    """Return the table of choices in the file that AIODIST_TABLE names. Raises InvalidUsageError."""
+    path = environ.get("AIODIST_TABLE", "")
+    if not path:
+        return b""
+    try:
+        table = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidUsageError(
+            f"AIODIST_TABLE={path}: {error.strerror}; aiodist tune makes such a file"
+        ) from error
+    try:
+        decode(table)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(f"AIODIST_TABLE={path}: {error}") from None
+    return table

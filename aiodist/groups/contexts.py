@@ -256,7 +256,7 @@ class CollectiveContext:
     def _mismatch(self, src: int, meta: bytes, detail: str = "") -> CollectiveMismatchError:
         return mismatch(self._group, self.sequence, self._fingerprint, src, meta, detail)
 
-    # -- groups.operation_context.OperationContext
+    # -- groups.work.OperationContext
 
     def describe(self) -> str:
         return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
+from operator import itemgetter
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
@@ -20,7 +21,6 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.collective_backend import Start
-from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.diagnostics import mismatch
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiodist")
 
 
+REMEMBERED = 256
+"""Collectives that have ended well."""
+
+
 class ShmPlan(NamedTuple, Generic[T]):
     """What equal collectives in shared memory have in common; ``T`` is the memory of one of them."""
 
@@ -55,6 +59,38 @@ class ShmPlan(NamedTuple, Generic[T]):
     """In place of ``slots`` where these have less room."""
     room: int
     """What a slot must hold for ``slots``: the same on all ranks, unless slots say what they have."""
+
+
+class CompletedOperations:
+    """The last `REMEMBERED` of them, by number.
+
+    ``ring[number % REMEMBERED]`` is ``number, fingerprint``. `GroupEngine.start_plan` writes it there.
+    """
+
+    __slots__ = ("ring",)
+
+    def __init__(self) -> None:
+        self.ring: list[tuple[int, Fingerprint] | None] = [None] * REMEMBERED
+
+    def get(self, sequence: int) -> Fingerprint | None:
+        """Return what collective ``sequence`` was; None if it is not remembered, or has not ended well."""
+        found = self.ring[sequence % REMEMBERED]
+        return None if found is None or found[0] != sequence else found[1]
+
+    def add(self, sequence: int, fingerprint: Fingerprint) -> None:
+        """Remember a collective that has ended well."""
+        self.ring[sequence % REMEMBERED] = sequence, fingerprint
+
+    def pop(self, sequence: int) -> Fingerprint | None:
+        """Return what `get` does, and remember it no more."""
+        found = self.get(sequence)
+        if found is not None:
+            self.ring[sequence % REMEMBERED] = None
+        return found
+
+    def last(self) -> tuple[int, Fingerprint] | None:
+        """Return the one of the highest number."""
+        return max(filter(None, self.ring), default=None, key=itemgetter(0))
 
 
 class GroupEngine(Messaging):

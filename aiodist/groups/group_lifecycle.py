@@ -26,11 +26,18 @@ from aiodist.types import Backend
 if TYPE_CHECKING:
     from aiodist.groups.collective_backend import CollectiveBackend
     from aiodist.groups.group_facts import RankWorld
-    from aiodist.groups.newcomer import Newcomer
     from aiodist.p2p.endpoint import Endpoint
 
 WHOLE_GROUP = -1
 """In place of a sequence number: a failure that ends the group."""
+
+
+class Newcomer(NamedTuple):
+    """A process that waits to be taken in. ``name``: random, its own."""
+
+    rank: int
+    rank_info: bytes
+    name: bytes
 
 
 class GroupSpec(NamedTuple):

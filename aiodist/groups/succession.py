@@ -10,8 +10,8 @@ from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import PeerLostError
 from aiodist.groups.agreement import Decision
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_lifecycle import Newcomer
 from aiodist.groups.naming import successor_name
-from aiodist.groups.newcomer import Newcomer
 from aiodist.links.rank_info import RankInfo
 
 

@@ -12,13 +12,12 @@ from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import SIGNAL_SECONDS, Deadline, to_seconds
 from aiodist.errors import DistError, InvalidUsageError, PeerLostError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
-from aiodist.groups.operation_context import OperationContext
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.work_future import WorkFuture
 from aiodist.observe.recorder import CompletedRecord, Record, name_of_operation, opened
@@ -26,6 +25,35 @@ from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
 _running_loop = asyncio._get_running_loop
+
+
+class OperationContext(Protocol):
+    """The messages of one operation, as its `Work` sees them."""
+
+    def describe(self) -> str:
+        """Return the operation in words: name, number, group."""
+
+    def waiting_for(self) -> Sequence[int]:
+        """Return global ranks whose messages have not come, or have not been taken."""
+
+    @property
+    def spin_policy(self) -> SpinPolicy | None:
+        """How long to look for what is missing before sleeping; None: do not look."""
+
+    def polls(self) -> Sequence[Callable[[], None]]:
+        """Return what to call to look for what is missing."""
+
+    def sleeper(self) -> ShmCommunicator | None:
+        """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
+
+    def close(self, error: BaseException | None) -> BaseException | None:
+        """Take back what is left of the operation, which ended. Returns the error to report."""
+
+    def hand_back(self) -> Callable[[], None] | None:
+        """Return how to give the message of a receive to the next receive; None: it has none to give."""
+
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        """Find out which ranks are missing, then ``fail`` with CollectiveTimeoutError: time is up."""
 
 
 class Work(Coroutine[Any, Any, T]):

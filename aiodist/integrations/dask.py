@@ -24,8 +24,7 @@ except ImportError as error:
     ) from error
 
 from aiodist.errors import InvalidUsageError, PeerLostError
-from aiodist.integrations.placement import place_by_host, variables_of
-from aiodist.integrations.worker_call import call_and_leave
+from aiodist.integrations.worker_ranks import call_and_leave, place_by_host, variables_of
 from aiodist.launch.environment import job_identity
 from aiodist.launch.ports import PortReservation, reserve_port
 from aiodist.rank_processes.ranks_error import InterruptedCallError, ranks_error

@@ -10,8 +10,8 @@ import numpy as np
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DType, dtype_of_numpy_num
+from aiodist.tensors.memory_overlap import overlaps_itself
 from aiodist.tensors.raw_memory import bytes_at
-from aiodist.tensors.self_overlap import overlaps_itself
 from aiodist.tensors.tensor_signature import M, TensorSignature
 
 # Types whose memoryview can be cast: not complex numbers and long doubles.

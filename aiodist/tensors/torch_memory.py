@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DTYPES, DType
+from aiodist.tensors.memory_overlap import overlaps_itself
 from aiodist.tensors.raw_memory import bytes_at
-from aiodist.tensors.self_overlap import overlaps_itself
 from aiodist.tensors.staging import CudaStaging, Staging
 from aiodist.tensors.tensor_signature import M, TensorSignature
 

@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 from aiodist.api.available import is_initialized
 from aiodist.api.closing import destroy_process_group
 from aiodist.api.lifecycle import open_in_process
-from aiodist.api.settings import window_from
-from aiodist.api.shm_settings import SHARED
+from aiodist.api.settings import SHARED, window_from
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_count
 from aiodist.groups.world import World, use_world

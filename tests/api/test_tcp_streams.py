@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.api.tcp_streams import streams_from, with_bundles
+from aiodist.api.settings import streams_from, with_bundles
 from aiodist.errors import InvalidUsageError
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.unix import UnixTransport

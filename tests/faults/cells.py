@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from aiodist.api.settings import schemes_from
-from aiodist.api.shm_settings import SHARED
+from aiodist.api.settings import SHARED, schemes_from
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.errors import InvalidUsageError
 from aiodist.shm.segment import Segment

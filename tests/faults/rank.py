@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 
 import aiodist as dist
-from aiodist.api.shm_settings import SHARED
+from aiodist.api.settings import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.group_engine import REMEMBERED, CompletedOperations
 
 BARRIER, GATHER = Fingerprint("barrier"), Fingerprint("gather", root=0)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aiodist.integrations.placement import place_by_host, variables_of
+from aiodist.integrations.worker_ranks import place_by_host, variables_of
 from aiodist.launch.rank_function import call_as_rank
 
 

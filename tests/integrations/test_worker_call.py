@@ -9,7 +9,7 @@ import uvloop
 
 import aiodist as dist
 from aiodist.groups.world import World, current_world, use_world
-from aiodist.integrations.worker_call import call_and_leave
+from aiodist.integrations.worker_ranks import call_and_leave
 from aiodist.launch.ports import reserve_port
 
 

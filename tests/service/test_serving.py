@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.groups.newcomer import Newcomer
+from aiodist.groups.group_lifecycle import Newcomer
 from aiodist.testing import run_ranks
 from tests.engine.conftest import newcomer
 from tests.engine.deaths import die

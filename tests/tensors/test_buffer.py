@@ -19,7 +19,7 @@ from aiodist.tensors import (
     encode_meta,
     scratch,
 )
-from aiodist.tensors.self_overlap import overlaps_itself
+from aiodist.tensors.memory_overlap import overlaps_itself
 from aiodist.tensors.torch_memory import TORCH_DTYPES
 
 

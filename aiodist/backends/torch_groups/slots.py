@@ -10,7 +10,7 @@ import torch
 from aiodist.backends.native_messages import load_now
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import Buffer, buffer_of
-from aiodist.tensors.self_overlap import overlaps_itself
+from aiodist.tensors.memory_overlap import overlaps_itself
 from aiodist.tensors.torch_memory import dtype_of_tensor
 
 

@@ -1,12 +1,17 @@
-"""Which rank each worker of an engine gets, and the variables that tell it so."""
+"""Which rank each worker of an engine gets, the variables that tell it so, and the call of its function."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import aiodist.sync as sync
+from aiodist.api.available import is_initialized
+from aiodist.api.closing import destroy_process_group
 from aiodist.launch.environment import meeting_environment, rank_environment
+from aiodist.launch.rank_function import call_as_rank
 
 
 class WorkerPlace(NamedTuple):
@@ -44,3 +49,31 @@ def variables_of(place: WorkerPlace, size: int, address: str, port: int) -> dict
         world_size=size,
         local_world_size=place.local_size,
     )
+
+
+def call_and_leave(
+    fn: Callable[..., Any], args: Sequence[Any], variables: Mapping[str, str]
+) -> Any:
+    """Return what ``fn(*args)`` returns; see `call_as_rank`.
+
+    The groups that ``fn`` leaves behind are destroyed, however it ends: the other ranks learn of it
+    at once, and the process can carry another rank afterwards.
+    """
+
+    def call(*args: Any) -> Any:
+        result = fn(*args)
+        return _await_and_leave(result) if inspect.iscoroutine(result) else result
+
+    try:
+        return call_as_rank(call, args, variables)
+    finally:
+        if sync.is_initialized():
+            sync.destroy_process_group()
+
+
+async def _await_and_leave(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await coroutine
+    finally:
+        if is_initialized():
+            await destroy_process_group()
