@@ -87,6 +87,7 @@ def _successor_of(
     spec = group.spec._replace(
         name=successor_name(group.group_name),
         ranks=ranks,
+        timeout=group.timeout,  # which may have been set since
         lineage=group.lineage,
         newcomers=newcomers,
         generation=group.generation + 1,

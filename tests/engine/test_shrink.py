@@ -139,6 +139,14 @@ async def test_a_revoked_group_without_any_dead_gets_a_successor_of_all(ranks: R
     await ranks(3, main)
 
 
+async def test_the_successor_has_the_timeout_that_was_set_last(inproc: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        engine_of(dist.group.WORLD).timeout = 33.0
+        assert engine_of(await dist.shrink()).timeout == 33.0
+
+    await inproc(2, main)
+
+
 async def test_a_member_that_does_not_call_shrink_is_named_and_may_call_later(
     inproc: RunRanks,
 ) -> None:
