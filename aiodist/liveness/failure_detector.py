@@ -91,6 +91,8 @@ class FailureDetector:
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self._departure = asyncio.Event()
+        self._unmet: set[int] = set()  # neighbours that have yet to dial this rank, as it leaves
+        self._all_met = asyncio.Event()
         self._last_words = ""
 
     async def open(self) -> tuple[str, ...]:
@@ -147,15 +149,25 @@ class FailureDetector:
         """Say goodbye, or ``last_activity``, why this rank is lost; close everything in bounded time."""
         if self._over and not self._listeners:
             return
-        self._over = True
+        was_lost, self._over = self._over, True
         self._last_words = last_activity
         self._departure.set()
         for line in [*self._lines.values(), *self._returned.values()]:
             self._take_leave_of(line)
         # Complete the handshakes under way and say goodbye on them, too: a peer that stays would
-        # log a connection that ends in the handshake as a stranger's.
-        if self._dialling:
-            await asyncio.wait(self._dialling.values(), timeout=_FAREWELL_SECONDS)
+        # log a connection that ends in the handshake as a stranger's. A neighbour that has yet to dial
+        # this rank would be refused, and report it as lost.
+        expected = () if was_lost else neighbours(self._ring, self.rank, self._gone)
+        self._unmet = {
+            rank for rank in expected if rank < self.rank and rank not in self._heartbeats
+        }
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                if self._dialling:
+                    await asyncio.wait(self._dialling.values())
+                if self._unmet:
+                    await self._all_met.wait()
+        self._unmet.clear()
         self._stop()
         await self._closing_streams.over()
         listeners, self._listeners = self._listeners, []
@@ -189,6 +201,9 @@ class FailureDetector:
         rank = line.rank
         if self._over:
             self._take_leave_of(line)
+            self._unmet.discard(rank)
+            if not self._unmet:
+                self._all_met.set()
             return
         if rank in self._gone:
             # This is a rank that was declared lost and comes back, or the process that replaces
@@ -402,7 +417,7 @@ class FailureDetector:
             self._dialled.discard(line)
 
     def _accept(self, connection: Connection) -> None:
-        if self._over:
+        if self._over and not self._unmet:
             connection.abort()
         elif not self._key:
             if not self._early:

@@ -225,6 +225,22 @@ async def test_a_leaving_rank_is_not_reported_lost(make: Make) -> None:
     assert all(sorted(rank.departures) == departures for rank in rest)
 
 
+async def test_a_rank_that_leaves_before_its_neighbours_have_dialled_is_not_reported_lost() -> None:
+    ranks = [Rank(rank, 3, PATIENT) for rank in range(3)]
+    addresses = [await rank.open() for rank in ranks]
+    rank_infos = [RankInfo(n, "host", "id", 1, (), where) for n, where in enumerate(addresses)]
+    ranks[2].meet(rank_infos)
+    leaving = asyncio.create_task(ranks[2].detector.leave())
+    await asyncio.sleep(0)
+    for rank in ranks[:2]:
+        rank.meet(rank_infos)
+    await leaving
+    await until(lambda: all(rank.departures for rank in ranks[:2]))
+    assert [rank.departures for rank in ranks[:2]] == [[(2, ranks[0].mark(2))]] * 2
+    assert not any(rank.reports for rank in ranks)
+    await asyncio.gather(*(rank.detector.leave() for rank in ranks))
+
+
 async def test_the_last_activity_is_passed_on(make: Make) -> None:
     ranks = await make(5)
     words = LossNotice(3, ranks[0].mark(3), 3, "its event loop has ended")
