@@ -31,12 +31,17 @@ def encode_meta(buffer: Buffer) -> bytes:
 def pack_meta(kind: Kind, dtype: DType, shape: tuple[int, ...]) -> bytes:
     """As `encode_meta`, from the three facts.
 
-    Raises InvalidUsageError for more dimensions than a receiver takes.
+    Raises InvalidUsageError for more or larger dimensions than a receiver takes.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise InvalidUsageError(
             f"a tensor of {len(shape)} dimensions cannot be sent, only one of up to {MAX_DIMENSIONS}: "
             "reshape it"
+        )
+    if not _is_possible(dtype, shape):
+        raise InvalidUsageError(
+            f"a tensor of the shape {shape} cannot be sent: with dimensions of 1 in place of those of 0 it "
+            f"would have more than {_MAX_BYTES} bytes"
         )
     return struct.pack(f"<BBB{len(shape)}Q", _KINDS.index(kind), dtype.code, len(shape), *shape)
 
@@ -52,7 +57,11 @@ def decode_meta(data: bytes | memoryview) -> tuple[Kind, DType, tuple[int, ...]]
     if ndim > MAX_DIMENSIONS or len(data) != _HEAD.size + 8 * ndim:
         raise ProtocolError(f"a tensor description of {len(data)} bytes says {ndim} dimensions")
     shape = struct.unpack_from(f"<{ndim}Q", data, _HEAD.size)
-    # Dimensions of 0 do not excuse the others: strides are computed from all of them.
-    if prod(size or 1 for size in shape) * dtype.itemsize > _MAX_BYTES:
+    if not _is_possible(dtype, shape):
         raise ProtocolError(f"a tensor description has an impossible shape: {shape}")
     return _KINDS[kind], dtype, shape
+
+
+def _is_possible(dtype: DType, shape: tuple[int, ...]) -> bool:
+    # Dimensions of 0 do not excuse the others: strides are computed from all of them.
+    return prod(size or 1 for size in shape) * dtype.itemsize <= _MAX_BYTES

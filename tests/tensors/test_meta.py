@@ -59,3 +59,9 @@ def test_more_dimensions_than_a_receiver_takes_are_refused_by_the_sender(dimensi
     tensor = torch.ones([1] * dimensions)
     with pytest.raises(InvalidUsageError, match=f"a tensor of {dimensions} dimensions"):
         encode_meta(buffer_of(tensor, "tensor", writable=False))
+
+
+def test_a_shape_that_a_receiver_takes_for_impossible_is_refused_by_the_sender():
+    tensor = torch.empty((0, 1 << 61), dtype=torch.float32)
+    with pytest.raises(InvalidUsageError, match="the shape"):
+        encode_meta(buffer_of(tensor, "tensor", writable=False))
