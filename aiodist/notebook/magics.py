@@ -85,7 +85,7 @@ class RanksMagics(Magics):
             finally:
                 portal().unsettle(self)
 
-    async def leave(self, fails: bool) -> None:
+    async def leave(self) -> None:
         """End the ranks on the portal's loop, as the process ends."""
         cluster, self._cluster = self._cluster, None
         if cluster is not None:

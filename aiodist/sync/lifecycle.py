@@ -15,6 +15,7 @@ from aiodist.groups.handle import Group
 from aiodist.groups.world import World, current_world
 from aiodist.links.host import outlast
 from aiodist.observe.answering import heed_signal
+from aiodist.observe.recorder import FAILED
 from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.loop_handoff import LONGEST_LINGER
@@ -26,7 +27,7 @@ _EXIT_SECONDS = 2.0
 """How long operations have to finish when the process ends."""
 
 _LOST_SECONDS = 2.0
-"""How long a process that ends by an error waits for the end of those whose ranks it has lost."""
+"""How long a process whose last operation has failed waits for the end of those whose ranks it has lost."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Member:
     def longest_pause(self) -> float:
         return LONGEST_LINGER if self.world.may_stand_still else 0.0
 
-    async def leave(self, fails: bool) -> None:
+    async def leave(self) -> None:
+        world = self.world
+        last = world.recorder.latest(1)
         # A rank that fails because of another one ends after it, on the same host: launchers such as
         # torchrun report the process that they see end first.
-        if fails and self.world.is_initialized:
-            await outlast(self.world.endpoint.lost_processes(), _LOST_SECONDS)
-        await closing.close_world(self.world, _EXIT_SECONDS)
+        if world.is_initialized and last and last[0].state == FAILED:
+            await outlast(world.endpoint.lost_processes(), _LOST_SECONDS)
+        await closing.close_world(world, _EXIT_SECONDS)
 
     def close_in_child(self) -> None:
         self.world.close_in_child()

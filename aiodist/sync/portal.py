@@ -45,8 +45,8 @@ class Resident(Protocol):
     def longest_pause(self) -> float:
         """How many seconds the loop's streams may stay unread, 0 if none. Any thread may ask."""
 
-    async def leave(self, fails: bool) -> None:
-        """Close, within few seconds, and tell the other side. ``fails``: the process ends by an error."""
+    async def leave(self) -> None:
+        """Close at the end of the process, within few seconds, and tell the other side."""
 
     def close_in_child(self) -> None:
         """Close the descriptors in a forked child, and send nothing to the other side."""
@@ -358,7 +358,7 @@ class Portal:
 
     async def _departure(self, resident: Resident) -> None:
         try:
-            await resident.leave(fails=False)
+            await resident.leave()
         finally:
             self.unsettle(resident)
 
@@ -367,7 +367,7 @@ class Portal:
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
-        leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents, _fails()), loop)
+        leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents), loop)
         # Cancelled: the last resident has left in the loop, which ends.
         with suppress(TimeoutError, CancelledError):
             leaving.result(JOIN_SECONDS)
@@ -571,17 +571,9 @@ def _error_of(future: Future[Any]) -> BaseException | None:
             continue
 
 
-def _fails() -> bool:
-    """Return whether the process ends by an error, as far as its exit handlers can know."""
-    error = sys.exc_info()[1]  # of the function of a multiprocessing.Process
-    if isinstance(error, SystemExit):
-        return bool(error.code)
-    return error is not None or getattr(sys, "last_value", None) is not None
-
-
-async def _leave(residents: list[Resident], fails: bool) -> None:
+async def _leave(residents: list[Resident]) -> None:
     while residents:
-        leaving = [resident.leave(fails) for resident in residents]
+        leaving = [resident.leave() for resident in residents]
         residents.clear()
         await asyncio.gather(*leaving, return_exceptions=True)
 

@@ -226,7 +226,7 @@ class _Resident:
     def longest_pause(self) -> float:
         return LONGEST_LINGER if self.server is None else LINGER
 
-    async def leave(self, fails: bool = False) -> None:
+    async def leave(self) -> None:
         if self._why_closed:
             return
         self._why_closed = _CLOSED
