@@ -284,7 +284,7 @@ def name_of(rank: int, host: str, pid: int) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """Return the class and the text of ``error``, if it has one, also if its ``__str__`` raises."""
+    """Return the class of ``error``, and its text unless that is empty. Its ``__str__`` may raise."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # a class of the user's

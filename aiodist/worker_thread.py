@@ -20,9 +20,9 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def put(self, job: Callable[[], None]) -> None:
-        """Run ``job()``, which raises nothing, after all that was put before. One thread puts at a time.
+        """Run ``job()``, which raises nothing, after all that was put before.
 
-        Raises RuntimeError if no thread can start.
+        The caller makes sure that one thread puts at a time. Raises RuntimeError if no thread can start.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._live, name=self._name, daemon=True)

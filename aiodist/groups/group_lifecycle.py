@@ -41,7 +41,7 @@ class Newcomer(NamedTuple):
 
 
 class GroupSpec(NamedTuple):
-    """What a group is made by."""
+    """The arguments of a new group."""
 
     name: str
     ranks: Sequence[int]

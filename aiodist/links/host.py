@@ -59,20 +59,23 @@ def host_id() -> str:
 
 
 async def outlast(pids: Iterable[int], seconds: float) -> None:
-    """Wait until processes of this host have ended, at most ``seconds``, where the system tells of it."""
-    if not hasattr(os, "pidfd_open"):
-        return
-    loop = asyncio.get_running_loop()
-    with contextlib.ExitStack() as stack:
-        ends: list[asyncio.Event] = []
-        for pid in pids:
-            with contextlib.suppress(OSError):  # it has ended, or this kernel cannot watch it
-                fd = os.pidfd_open(pid)
-                stack.callback(os.close, fd)
-                ends.append(asyncio.Event())
-                loop.add_reader(fd, ends[-1].set)
-                stack.callback(loop.remove_reader, fd)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                for end in ends:
-                    await end.wait()
+    """Wait until processes of this host have ended, at most ``seconds``.
+
+    Returns at once where the system has no descriptors of processes.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            for pid in pids if hasattr(os, "pidfd_open") else ():
+                with contextlib.suppress(OSError):  # it has ended, or this kernel cannot watch it
+                    await _ended(os.pidfd_open(pid))
+
+
+async def _ended(fd: int) -> None:
+    """Wait until the process of ``fd`` has ended, and close ``fd``."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

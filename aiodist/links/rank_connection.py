@@ -45,7 +45,7 @@ class RankConnection(FrameHandler):
     # -- for a subclass
 
     def _greeted(self) -> bool:
-        """Return whether a rank that says who it is gets an answer."""
+        """Return whether a rank whose HELLO is valid gets an answer."""
         return True
 
     @abstractmethod

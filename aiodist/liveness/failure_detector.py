@@ -91,8 +91,8 @@ class FailureDetector:
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self._departure = asyncio.Event()
-        self._unmet: set[int] = set()  # neighbours that have yet to dial this rank, as it leaves
-        self._all_met = asyncio.Event()
+        self._awaited: set[int] = set()  # the first neighbours that have yet to dial this rank
+        self._all_came = asyncio.Event()  # since it began to leave
         self._last_words = ""
 
     async def open(self) -> tuple[str, ...]:
@@ -113,6 +113,8 @@ class FailureDetector:
         self._pending.expect(self.size)
         self._ring = ring_order([rank_info.host_id for rank_info in rank_infos])
         self._gone.update(rank_info.rank for rank_info in rank_infos if rank_info.is_absent)
+        expected = neighbours(self._ring, self.rank, self._gone)
+        self._awaited = {rank for rank in expected if rank < self.rank}
         early, self._early = self._early, []
         for connection in early:
             self._accept(connection)
@@ -149,25 +151,20 @@ class FailureDetector:
         """Say goodbye, or ``last_activity``, why this rank is lost; close everything in bounded time."""
         if self._over and not self._listeners:
             return
-        was_lost, self._over = self._over, True
+        self._over = True
         self._last_words = last_activity
         self._departure.set()
         for line in [*self._lines.values(), *self._returned.values()]:
             self._take_leave_of(line)
-        # Complete the handshakes under way and say goodbye on them, too: a peer that stays would
-        # log a connection that ends in the handshake as a stranger's. A neighbour that has yet to dial
-        # this rank would be refused, and report it as lost.
-        expected = () if was_lost else neighbours(self._ring, self.rank, self._gone)
-        self._unmet = {
-            rank for rank in expected if rank < self.rank and rank not in self._heartbeats
-        }
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
+                # Complete the handshakes under way and say goodbye on them, too: a peer that stays would
+                # log a connection that ends in the handshake as a stranger's.
                 if self._dialling:
                     await asyncio.wait(self._dialling.values())
-                if self._unmet:
-                    await self._all_met.wait()
-        self._unmet.clear()
+                # A neighbour that has yet to dial would be refused, and report this rank as lost.
+                if self._awaited:
+                    await self._all_came.wait()
         self._stop()
         await self._closing_streams.over()
         listeners, self._listeners = self._listeners, []
@@ -199,11 +196,11 @@ class FailureDetector:
     def proven(self, line: HeartbeatConnection) -> None:
         self._pending.proven(line)
         rank = line.rank
+        self._awaited.discard(rank)
         if self._over:
             self._take_leave_of(line)
-            self._unmet.discard(rank)
-            if not self._unmet:
-                self._all_met.set()
+            if not self._awaited:
+                self._all_came.set()
             return
         if rank in self._gone:
             # This is a rank that was declared lost and comes back, or the process that replaces
@@ -345,6 +342,7 @@ class FailureDetector:
 
     def _remove(self, rank: int) -> None:
         self._gone.add(rank)
+        self._awaited.discard(rank)
         self._deadlines.release(rank)
         self._endings.pop(rank, None)
         self._heartbeats.pop(rank, None)
@@ -417,7 +415,7 @@ class FailureDetector:
             self._dialled.discard(line)
 
     def _accept(self, connection: Connection) -> None:
-        if self._over and not self._unmet:
+        if self._over and not self._awaited:
             connection.abort()
         elif not self._key:
             if not self._early:
@@ -433,6 +431,7 @@ class FailureDetector:
             line.start()
 
     def _stop(self) -> None:
+        self._awaited.clear()
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._dialling.values()):

@@ -11,11 +11,11 @@ from typing import Any
 
 from aiodist.api import closing
 from aiodist.api.lifecycle import init_process_group as init_async
+from aiodist.errors import PeerLostError
 from aiodist.groups.handle import Group
 from aiodist.groups.world import World, current_world
 from aiodist.links.host import outlast
 from aiodist.observe.answering import heed_signal
-from aiodist.observe.recorder import FAILED
 from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.loop_handoff import LONGEST_LINGER
@@ -27,7 +27,7 @@ _EXIT_SECONDS = 2.0
 """How long operations have to finish when the process ends."""
 
 _LOST_SECONDS = 2.0
-"""How long a process whose last operation has failed waits for the end of those whose ranks it has lost."""
+"""How long a process whose last operation failed by a lost rank waits for the end of lost processes."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Member:
 
     async def leave(self) -> None:
         world = self.world
-        last = world.recorder.latest(1)
+        errors = [str(record.error) for record in world.recorder.latest(1)]
         # A rank that fails because of another one ends after it, on the same host: launchers such as
         # torchrun report the process that they see end first.
-        if world.is_initialized and last and last[0].state == FAILED:
+        if world.is_initialized and errors and errors[0].startswith(PeerLostError.__name__):
             await outlast(world.endpoint.lost_processes(), _LOST_SECONDS)
         await closing.close_world(world, _EXIT_SECONDS)
 

@@ -173,7 +173,9 @@ async def collect_ranks(
         await open_in_process(rank, size, store, mine, timeout, window, backend, shared_bytes, host)
 
     async def one(rank: int) -> T:
-        await asyncio.sleep(0)  # eager tasks, too, exist all before one fails and ends the group
+        await asyncio.sleep(
+            0
+        )  # all tasks exist before one fails and ends the group, also where tasks are eager
         with noted(rank):
             await open_world(rank)
         try:

@@ -13,6 +13,7 @@ import pytest
 
 from aiodist.errors import DistNetworkError, ProtocolError
 from aiodist.links.rank_info import RankInfo
+from aiodist.liveness import failure_detector
 from aiodist.liveness.failure_detector import FailureDetector
 from aiodist.liveness.heartbeat_connection import HeartbeatConnection
 from aiodist.liveness.loss_notice import MAX_TEXT, LossNotice
@@ -239,6 +240,30 @@ async def test_a_rank_that_leaves_before_its_neighbours_have_dialled_is_not_repo
     assert [rank.departures for rank in ranks[:2]] == [[(2, ranks[0].mark(2))]] * 2
     assert not any(rank.reports for rank in ranks)
     await asyncio.gather(*(rank.detector.leave() for rank in ranks))
+
+
+async def test_a_rank_that_leaves_does_not_wait_for_a_neighbour_of_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may be leaving, too, and never dial."""
+    ranks = await make(8)
+    monkeypatch.setattr(failure_detector, "_FAREWELL_SECONDS", PATIENT)
+    last = ranks[7]
+    first = set(last.neighbours())
+    gone, later = next((n, new) for n in first if (new := set(last.neighbours([n])) - first))
+    for rank in later:
+        ranks[rank].fall_silent()
+    await ranks[gone].detector.leave()
+    await until(lambda: bool(last.departures))
+    async with asyncio.timeout(scaled(30)):
+        await last.detector.leave()
+
+
+async def test_a_rank_that_leaves_without_having_met_the_others_closes_its_listeners() -> None:
+    rank = Rank(1, 2, PATIENT)
+    await rank.open()
+    await rank.detector.leave()
+    assert not rank.detector._listeners
 
 
 async def test_the_last_activity_is_passed_on(make: Make) -> None:
