@@ -206,7 +206,7 @@ class Endpoint:
             for peer in self._peers.values()
             if peer.error is not None
             and peer.rank_info.host_id == self._host_id
-            and peer.rank_info.pid not in (0, self.rank_info.pid)
+            and peer.rank_info.pid != self.rank_info.pid
         ]
 
     # -- messages

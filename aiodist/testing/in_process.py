@@ -173,9 +173,8 @@ async def collect_ranks(
         await open_in_process(rank, size, store, mine, timeout, window, backend, shared_bytes, host)
 
     async def one(rank: int) -> T:
-        await asyncio.sleep(
-            0
-        )  # all tasks exist before one fails and ends the group, also where tasks are eager
+        # All tasks exist before one fails and ends the group, also where tasks are eager.
+        await asyncio.sleep(0)
         with noted(rank):
             await open_world(rank)
         try:

@@ -91,7 +91,8 @@ async def test_outlast_waits_for_all_that_run_and_no_longer_than_its_time(
     assert len(os.listdir("/proc/self/fd")) == before
     waiting = asyncio.create_task(outlast(pids, 60))
     for process in processes:
-        await asyncio.sleep(0)
+        for _ in range(20):  # in which it could see that another one has ended
+            await asyncio.sleep(0)
         assert not waiting.done()
         process.communicate()
     await waiting

@@ -259,6 +259,18 @@ async def test_a_rank_that_leaves_does_not_wait_for_a_neighbour_of_later(
         await last.detector.leave()
 
 
+async def test_a_rank_that_leaves_does_not_wait_for_a_neighbour_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failure_detector, "_FAREWELL_SECONDS", PATIENT)
+    rank = Rank(1, 2, PATIENT)
+    where = await rank.open()
+    rank.meet([RankInfo(n, "host", "id", 1, (), where) for n in range(2)])
+    rank.detector.dismiss(0)
+    async with asyncio.timeout(scaled(30)):
+        await rank.detector.leave()
+
+
 async def test_a_rank_that_leaves_without_having_met_the_others_closes_its_listeners() -> None:
     rank = Rank(1, 2, PATIENT)
     await rank.open()

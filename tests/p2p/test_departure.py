@@ -247,6 +247,24 @@ async def test_an_abandoned_endpoint_abandons_each_peer(
     assert told == [1]
 
 
+async def test_lost_processes_are_other_processes_of_this_host() -> None:
+    hub, events = InprocHub(), EndpointEvents()
+    endpoint = Endpoint(0, 6, [InprocTransport(hub)], events, host="id")  # type: ignore[arg-type]
+    own = await endpoint.open()
+    others = [
+        RankInfo(1, "host", "id", 11, ()),
+        RankInfo(2, "host", "id", 12, ()),  # which is there
+        RankInfo(3, "other", "other id", 13, ()),
+        RankInfo(4, "host", "id", own.pid, ()),  # a rank of this process
+        RankInfo(5, "host", "id", 15, ()),
+    ]
+    endpoint.meet([own, *others], KEY)
+    for rank in (1, 3, 4, 5):
+        endpoint.give_up(rank, PeerLostError("lost", rank=rank))
+    assert endpoint.lost_processes() == [11, 15]
+    await endpoint.close()
+
+
 async def test_a_close_that_is_cancelled_twice_releases_the_shared_memory() -> None:
     heartbeat, memory = Heartbeat(), SharedMemory.create(0, MIN_BYTES)
     waits = asyncio.Event()

@@ -14,10 +14,12 @@ import atexit
 import multiprocessing
 import os
 import sys
+import time
 from multiprocessing import util
 from pathlib import Path
 import numpy as np
 import aiodist.sync as dist
+from aiodist.groups.world import current_world
 from aiodist.sync import lifecycle
 
 rank, store, held, way = int(sys.argv[1]), *sys.argv[2:]
@@ -33,7 +35,7 @@ outlast_them, lifecycle.outlast = lifecycle.outlast, outlast
 
 def run():
     if rank == 1:  # called after aiodist has left
-        if way == "script":
+        if way != "multiprocessing":
             atexit.register(Path(held).read_text)
         else:
             util.Finalize(None, Path(held).read_text, exitpriority=0)
@@ -43,9 +45,13 @@ def run():
     if rank == 1:
         print(os.getpid(), flush=True)
         raise ValueError
+    if way == "unharmed":
+        while not current_world().endpoint.lost_processes():
+            time.sleep(0.01)
+        return
     try:
         dist.all_reduce(x)
-    except dist.PeerLostError as error:
+    except dist.PeerLostError:
         raise RuntimeError  # what it is by then, as in a backward of torch's
 
 
@@ -74,3 +80,15 @@ def test_a_rank_that_fails_because_of_another_ends_after_it(
     held.write_text("")
     ended = [rank.communicate(timeout=scaled(30)) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1], ended
+
+
+def test_a_rank_that_ends_in_order_waits_for_none(
+    script: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    ranks = [script(FAILS, rank, tmp_path / "store", held, "unharmed") for rank in range(2)]
+    assert ranks[0].communicate(timeout=scaled(30)) == ("", "")
+    held.write_text("")
+    ranks[1].communicate(timeout=scaled(30))
+    assert [rank.returncode for rank in ranks] == [0, 1]
