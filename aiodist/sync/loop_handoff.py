@@ -235,17 +235,27 @@ class LoopHandoff:
             # From Python 3.14 a thread has one current task, whatever the loop.
             if asyncio.current_task(loop) is None and loop.may_pause():
                 self._runner, self._lets_interrupts = _get_ident(), held
-                with self._running:
-                    while self._lent and ended.locked() and not loop.stops:
-                        loop.run_once()
-                    # Another rank may wait for what the last turn has left to the next one.
-                    if self._lent and loop.has_callbacks():
-                        loop.run_once()
+                # No `with`: from Python 3.14 on a signal's handler may raise between its lock and its body.
+                self._running.acquire()
+                while self._lent and ended.locked() and not loop.stops:
+                    loop.run_once()
+                # Another rank may wait for what the last turn has left to the next one.
+                if self._lent and loop.has_callbacks():
+                    loop.run_once()
         finally:
-            self._runner = 0
-            self.sleeper = None
-            asyncio._set_running_loop(None)
+            try:
+                self._stop_running()
+            finally:  # once more: a signal's handler may raise in there
+                self._stop_running()
         return not ended.locked()
+
+    def _stop_running(self) -> None:
+        """End `run_until`. Idempotent."""
+        if self.is_interrupted:
+            self._running.release()
+        self._runner = 0
+        self.sleeper = None
+        asyncio._set_running_loop(None)
 
     def _sleep_driving(self, timeout: float | None) -> None:
         """Sleep in `run_until`, without the loop lock and as a thread that does not drive."""
