@@ -19,7 +19,7 @@ from aiodist.store.memory_store import MemoryStore
 from aiodist.store.table import KeyTable
 from aiodist.store.tcp_greeting import Seal, StrangerError, answer_client, await_proof
 from aiodist.store.tcp_requests import Client
-from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, read_message
+from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, close_stream, read_message
 from aiodist.turning_timer import turning_timeout
 
 _log = logging.getLogger("aiodist.store")
@@ -180,7 +180,7 @@ class TcpStoreServer:
         for client in self._clients:
             client.dismiss()
         for writer in self._tasks.values():
-            writer.close()
+            close_stream(writer)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_FLUSH_SECONDS)
             for task in late:
@@ -256,7 +256,7 @@ class TcpStoreServer:
             self._strangers.pop(writer, None)
             self._clients.pop(client, None)
             client.drop()
-            writer.close()
+            close_stream(writer)
             # Python destroys this in a forked child, which has no loop to wait with.
             if not isinstance(sys.exception(), GeneratorExit):
                 with contextlib.suppress(OSError):

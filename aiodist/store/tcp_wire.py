@@ -39,6 +39,16 @@ def pack(message: Sequence[Any], max_frame: int) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def close_stream(writer: asyncio.StreamWriter) -> None:
+    """Close a stream after what it has to send. Never raises."""
+    try:
+        writer.close()
+    except OSError:
+        # asyncio's TLS says goodbye at once. Where the other side has left without a goodbye, newer
+        # versions of OpenSSL report that by an error that asyncio does not expect.
+        writer.transport.abort()
+
+
 def close_inherited(writers: Iterable[asyncio.StreamWriter]) -> None:
     """End the sockets of streams for this process alone, in a forked child.
 

@@ -47,6 +47,24 @@ async def test_a_certificate_that_has_expired_is_told() -> None:
             await TcpStore.connect("127.0.0.1", server.port, Deadline(300), certificates=expired)
 
 
+async def test_a_goodbye_by_tls_that_fails_is_no_error_of_the_servers_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unwrap(_: ssl.SSLObject) -> None:
+        raise BrokenPipeError  # as OpenSSL 3.6 reports a client that is gone
+
+    server = await TcpStoreServer.start("127.0.0.1", certificates=tls_files())
+    client = await TcpStore.connect(
+        "127.0.0.1", server.port, Deadline(20), certificates=tls_files()
+    )
+    monkeypatch.setattr(ssl.SSLObject, "unwrap", unwrap)
+    await server.close()
+    assert server.clients == 0
+    with pytest.raises(DistStoreError):
+        await client.get("key", 20)
+    await client.close()
+
+
 async def test_a_handshake_that_gets_no_answer_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts for it
         port = mute.getsockname()[1]
