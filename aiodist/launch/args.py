@@ -61,6 +61,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
         )
+        self.suggest_on_error = False  # Python's own, from 3.15 on; `error` suggests
         self._argv: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:

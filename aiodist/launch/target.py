@@ -95,7 +95,7 @@ def _find(
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, places)
-        except KeyError:
+        except (KeyError, ModuleNotFoundError):  # the latter from Python 3.15 on
             # A namespace package in a package: importlib looks for the parent among the imported.
             spec = finder.find_spec(name.rpartition(".")[2], places)
         if spec is not None:
