@@ -29,6 +29,10 @@ CLIENT = Path(__file__).with_name("warm_python_client.py")
 REPOSITORY = Path(__file__).parents[1]
 
 
+STRICT = {"PYTHONWARNINGS": "error,ignore:This process:DeprecationWarning"}
+"""Variables with which a script fails by a warning; but Python warns of each fork beside threads."""
+
+
 class WarmPython:
     """The server, from ``with WarmPython() as python`` to the end of the block."""
 
@@ -113,8 +117,8 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(str(request["folder"]))
-    if os.environ.get("PYTHONWARNINGS") == "error":
-        warnings.simplefilter("error")
+    if options := os.environ.get("PYTHONWARNINGS"):
+        warnings._processoptions(options.split(","))  # type: ignore[attr-defined]  # as Python's start does
     if os.environ.get("PYTHONUNBUFFERED"):
         for written in (sys.stdout, sys.stderr):
             written.reconfigure(write_through=True)  # type: ignore[union-attr]

@@ -17,6 +17,7 @@ from aiodist.api.settings import LIVENESS_VARIABLE
 from tests.faults.hosts import Hosts, hosts
 from tests.limits import scaled
 from tests.test_credentials import tls_environ
+from tests.warm_python import STRICT
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -58,7 +59,7 @@ class Job:
         path.mkdir()
         script = path / "script.py"
         script.write_text(textwrap.dedent(source))
-        variables = {LIVENESS_VARIABLE: str(TIMEOUT), "PYTHONWARNINGS": "error", **environment}
+        variables = {LIVENESS_VARIABLE: str(TIMEOUT), **STRICT, **environment}
 
         def command(rank: int, *words: str) -> list[str]:
             return list(words) if on is None else on.command(rank, *words)

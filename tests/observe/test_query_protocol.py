@@ -219,7 +219,15 @@ async def ask_in_vain(question: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "question", [b"", b"not json", b"[]", b'{"ask": "secrets"}', b'{"ask": "relay", "ranks": 1}']
+    "question",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b'{"ask": "secrets"}',
+        b'{"ask": "relay", "ranks": 1}',
+        b"[" * 60000,  # too deep for some versions of Python
+    ],
 )
 async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
     await ask_in_vain(question)
@@ -230,9 +238,8 @@ async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
     [
         b'{"ask": "usage", "seconds": Infinity}',
         b'{"ask": "relay", "ranks": [[]], "seconds": 1.0, "to": {"ask": "part"}}',
-        b"[" * 60000,
     ],
-    ids=["infinite", "no rank", "deep"],
+    ids=["infinite", "no rank"],
 )
 async def test_a_question_that_cannot_be_answered_is_not_the_last(
     question: bytes, caplog: pytest.LogCaptureFixture

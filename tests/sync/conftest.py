@@ -17,7 +17,7 @@ import pytest
 import aiodist.sync as dist
 from aiodist.groups.world import World, use_world
 from aiodist.sync import portal
-from tests.warm_python import WarmPython
+from tests.warm_python import STRICT, WarmPython
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +102,7 @@ def script(
         process = subprocess.Popen(
             [*python, str(path), *map(str, args)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **STRICT, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
