@@ -48,7 +48,7 @@ help:
 
 # A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
 define find_python
-for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3); do \
+for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3.15 python3); do \
 	if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 		>/dev/null 2>&1; then python=$$candidate; break; fi; \
 done
@@ -69,7 +69,7 @@ $(STAMP): pyproject.toml constraints.txt
 		python=; $(find_python); \
 		if [ -z "$$python" ]; then \
 			echo "aiodist needs Python 3.11 or newer with the venv module, and none was found" \
-				"(looked for: $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.14 python3))." >&2; \
+				"(looked for: $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.14 python3.15 python3))." >&2; \
 			echo "Install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2; \
 			exit 1; \
 		fi; \
