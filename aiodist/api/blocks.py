@@ -18,6 +18,7 @@ from aiodist.groups.operation import (
     AllToAll,
     AllToAllSingle,
     Gather,
+    GatherSingle,
     ReduceScatter,
     ReduceScatterSingle,
     Scatter,
@@ -141,7 +142,7 @@ def all_gather_into_tensor(
     return pg.start(AllGatherSingle(output_tensor, input_tensor), timeout)
 
 
-all_gather_single = all_gather_into_tensor  # torch's newer name
+all_gather_single = all_gather_into_tensor  # torch has both names
 
 
 def gather(
@@ -176,6 +177,45 @@ def gather(
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
     return pg.start(Gather(tensor, gather_list, root), timeout)
+
+
+def gather_single(
+    tensor: Tensor,
+    gather_tensor: Tensor | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Gather ``tensor`` of all ranks, one after the other, into one ``gather_tensor`` on one rank.
+
+    Cancelled, it fails on all ranks. After a failure the contents of ``gather_tensor`` are
+    undefined.
+
+    Args:
+        tensor: This rank's tensor. Same dtype and number of elements on all ranks. It may lie in
+            ``gather_tensor``.
+        gather_tensor: On the target, group size times the elements of ``tensor``, of the same
+            dtype. Concatenated along the first dimension or stacked along a new one: the memory is
+            the same. The other ranks leave it as it is; None will do.
+        dst: The target's global rank; the group's first rank if neither it nor ``group_dst`` is
+            given.
+        group: The process group; None is the default group.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, dst, group_dst, "dst", default=0)
+    return pg.start(GatherSingle(tensor, gather_tensor, root), timeout)
+
+
+gather_into_tensor = gather_single  # torch has both names
 
 
 def scatter(
@@ -270,7 +310,7 @@ def reduce_scatter_tensor(
     return pg.start(ReduceScatterSingle(output, input, ReduceOp.of(op)), timeout)
 
 
-reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
+reduce_scatter_single = reduce_scatter_tensor  # torch has both names
 
 
 def all_to_all(

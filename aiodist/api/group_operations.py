@@ -139,6 +139,21 @@ class GroupOperations(GroupHandle):
         """Fill ``gather_list[r]`` on one rank with rank r's ``tensor``. See `aiodist.gather`."""
         return blocks.gather(tensor, gather_list, dst, self, group_dst, timeout=timeout)
 
+    def gather_single(
+        self,
+        tensor: Tensor,
+        gather_tensor: Tensor | None = None,
+        dst: int | None = None,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Gather ``tensor`` of all ranks, one after the other, into one ``gather_tensor`` on one rank.
+
+        See `aiodist.gather_single`.
+        """
+        return blocks.gather_single(tensor, gather_tensor, dst, self, group_dst, timeout=timeout)
+
     def scatter(
         self,
         tensor: Tensor,
@@ -209,9 +224,11 @@ class GroupOperations(GroupHandle):
             output, input, output_split_sizes, input_split_sizes, self, timeout=timeout
         )
 
-    all_gather_single = all_gather_into_tensor  # torch's newer name
+    all_gather_single = all_gather_into_tensor  # torch has both names
 
-    reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
+    gather_into_tensor = gather_single  # torch has both names
+
+    reduce_scatter_single = reduce_scatter_tensor  # torch has both names
 
     def barrier_init(self) -> PersistentCollective:
         """Prepare a `barrier`, which each ``start()`` of the result runs. See `aiodist.barrier_init`."""

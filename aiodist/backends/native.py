@@ -192,7 +192,7 @@ class NativeBackend(CollectiveBackend):
             await write_back_gradually(self._group, buffer)
 
     async def _gather(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
-        (buffer,), places = opened.inputs, [place.view for place in opened.outputs]
+        (buffer,), places = opened.inputs, cut(opened.outputs, opened.into)
         await load_gradually(self._group, buffer)
         own = await self._kept_apart(buffer.view, places) if places else buffer.view
         await self._run(channel, calls.Gather(plan.fingerprint.root, own, places or None))

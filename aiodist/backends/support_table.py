@@ -36,6 +36,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "all_gather_coalesced": _ALL,
         "gather": _ALL,
         "gather, uneven": _ALL,
+        "gather_single": _ALL,
         "scatter": _ALL,
         "scatter, uneven": _ALL,
         "reduce_scatter": _ALL,

@@ -188,7 +188,7 @@ class Gather(Collective[None]):
 
     kind: ClassVar[str] = "gather"
     tensor: Tensor
-    outputs: Sequence[Tensor] | None
+    outputs: Tensor | Sequence[Tensor] | None
     root: int
 
     def fingerprint(self, opened: Opened[M]) -> Fingerprint:
@@ -204,6 +204,19 @@ class Gather(Collective[None]):
         if places:
             check_own(places[group.rank], memory, "gather_list")
         return Opened([memory], places, into=_nbytes(places))
+
+
+@description
+class GatherSingle(Gather):
+    """Fill ``outputs`` of ``root``, one tensor, with the ``tensor`` of all ranks, one after the other."""
+
+    def open(self, open_one: Open[M], group: Members) -> Opened[M]:
+        memory = open_one(self.tensor, "tensor", writable=False)
+        if group.rank != self.root:  # torch, too, takes no notice of its output
+            return Opened([memory], ())
+        place = open_one(self.outputs, "gather_tensor", writable=True)
+        check_times(place, "gather_tensor", memory, "tensor", group.size)
+        return Opened([memory], [place], into=[memory.nbytes] * group.size)
 
 
 @description
@@ -562,10 +575,9 @@ class ScatterObject(Collective[None]):
 
 
 def _filled(tensors: Any, name: str) -> list[Tensor]:
-    checked = check_list(tensors, name)
-    if not checked:
-        raise InvalidUsageError(f"{name} is empty")
-    return checked
+    if checked := check_list(tensors, name):
+        return checked
+    raise InvalidUsageError(f"{name} is empty")
 
 
 def _facts(tensors: Sequence[Tensor]) -> Hashable:

@@ -15,6 +15,7 @@ from aiodist.groups.operation import (
     AllToAll,
     AllToAllSingle,
     Gather,
+    GatherSingle,
     ReduceScatter,
     ReduceScatterSingle,
     Scatter,
@@ -203,6 +204,49 @@ def gather(
         return None
     root = check_rank(pg, dst, group_dst, "dst", default=0)
     result: Done = portal().start(async_op, pg, Gather(tensor, gather_list, root), timeout)
+    return result
+
+
+def gather_single(
+    tensor: Tensor,
+    gather_tensor: Tensor | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Gather ``tensor`` of all ranks, one after the other, into one ``gather_tensor`` on one rank.
+
+    Cancelled, it fails on all ranks. After a failure the contents of ``gather_tensor`` are
+    undefined.
+
+    Args:
+        tensor: This rank's tensor. Same dtype and number of elements on all ranks. It may lie in
+            ``gather_tensor``.
+        gather_tensor: On the target, group size times the elements of ``tensor``, of the same
+            dtype. Concatenated along the first dimension or stacked along a new one: the memory is
+            the same. The other ranks leave it as it is; None will do.
+        dst: The target's global rank; the group's first rank if neither it nor ``group_dst`` is
+            given.
+        group: The process group; None is the default group.
+        async_op: Whether to return as soon as the operation has started.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
+    if (pg := member_of(group, "gather_single")) is None:
+        return None
+    root = check_rank(pg, dst, group_dst, "dst", default=0)
+    result: Done = portal().start(async_op, pg, GatherSingle(tensor, gather_tensor, root), timeout)
     return result
 
 
@@ -399,6 +443,8 @@ def all_to_all_single(
     return result
 
 
-all_gather_single = all_gather_into_tensor  # torch's newer name
+all_gather_single = all_gather_into_tensor  # torch has both names
 
-reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
+gather_into_tensor = gather_single  # torch has both names
+
+reduce_scatter_single = reduce_scatter_tensor  # torch has both names

@@ -26,6 +26,7 @@ MOVING = (
     "all_gather_coalesced",
     "gather",
     "gather_uneven",
+    "gather_single",
     "scatter",
     "scatter_uneven",
     "all_to_all",

@@ -276,6 +276,12 @@ async def gather_uneven(rank: Rank) -> None:
     await _gather(rank, [rank.values(n, 0, rank.uneven(n)) for n in range(rank.size)])
 
 
+async def gather_single(rank: Rank) -> None:
+    parts = [rank.values(n) for n in range(rank.size)]
+    output = rank.blank(np.concatenate(parts)) if rank.number == rank.root else None
+    await dist.gather_single(rank.given(parts[rank.number]), output, rank.root)
+
+
 async def _scatter(rank: Rank, parts: list[Array]) -> None:
     inputs = None
     if rank.number == rank.root:

@@ -216,6 +216,10 @@ async def test_input_and_output_may_be_the_same_memory() -> None:
 
             await dist.gather(places[rank], places if rank == ROOT else None, ROOT)
             assert [place[-1].item() for place in places] == [0, 1, 2]
+            whole = torch.full((SIZE * count,), float(rank))
+            await dist.gather_single(whole[rank * count : (rank + 1) * count], whole, ROOT)
+            expected = [0, 1, 2] if rank == ROOT else [rank] * SIZE
+            assert whole[count - 1 :: count].tolist() == expected
             await dist.scatter(places[rank], places if rank == ROOT else None, ROOT)
             assert places[rank][0].item() == rank
 

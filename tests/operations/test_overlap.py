@@ -84,6 +84,20 @@ def all_gather_of_list(
     return dist.all_gather(places, own), places, [block(r, 0, count) for r in range(SIZE)]
 
 
+def gather_single_at(start: Callable[[int, int], int]) -> Case:
+    def case(rank: int, count: int) -> tuple[dist.Work[None], Sequence[Array], Sequence[Array]]:
+        if rank:
+            return dist.gather_single(block(rank, 0, count)), [], []
+        whole = np.zeros(SIZE * count, np.float32)
+        first = start(rank, count)
+        own = whole[first : first + count]
+        own[:] = block(rank, 0, count)
+        expected = np.concatenate([block(r, 0, count) for r in range(SIZE)])
+        return dist.gather_single(own, whole), [whole], [expected]
+
+    return case
+
+
 def gather_at(start: Callable[[int, int], int]) -> Case:
     def case(rank: int, count: int) -> tuple[dist.Work[None], Sequence[Array], Sequence[Array]]:
         if rank:
@@ -141,7 +155,7 @@ CASES: dict[str, Case] = {
     },
     **{
         f"{make.__name__.removesuffix('_at')}, {start.__name__}": make(start)
-        for make in (all_gather_at, gather_at, scatter_at)
+        for make in (all_gather_at, gather_at, gather_single_at, scatter_at)
         for start in STARTS
     },
     "reduce_scatter of a list": reduce_scatter_of_list,

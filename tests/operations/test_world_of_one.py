@@ -38,6 +38,7 @@ async def everything(group: Any) -> None:
             lambda out, x: dist.all_gather_coalesced([[out]], [x], group),
             lambda out, x: dist.all_gather_into_tensor(out, x, group),
             lambda out, x: dist.gather(x, [out], me, group),
+            lambda out, x: dist.gather_single(x, out, me, group),
             lambda out, x: dist.scatter(out, [x], me, group),
             lambda out, x: dist.reduce_scatter(out, [x], group=group),
             lambda out, x: dist.reduce_scatter_tensor(out, x, dist.ReduceOp.MAX, group),

@@ -81,7 +81,7 @@ class Source:
     def aliases(self) -> list[str]:
         """Return the assignments that give a function a second name."""
         second = self._second_names().items()
-        return [f"{own} = {function}  # torch's newer name" for own, function in second]
+        return [f"{own} = {function}  # torch has both names" for own, function in second]
 
     def _second_names(self) -> dict[str, str]:
         names = {function.name for function in self.functions()}

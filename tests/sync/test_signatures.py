@@ -110,7 +110,17 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - set(OURS) - set(ONCE)))
+# Functions that only later versions of torch than the oldest supported one have.
+LATER = {"gather_into_tensor": (2, 15), "gather_single": (2, 15)}
+VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+YET_TO_COME = {name for name, since in LATER.items() if since > VERSION}
+
+
+def test_later_functions_come_with_their_version() -> None:
+    assert {name for name in LATER if not hasattr(torch.distributed, name)} == YET_TO_COME
+
+
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - set(OURS) - set(ONCE) - YET_TO_COME))
 def test_parameters_are_those_of_torch(name: str) -> None:
     ours, theirs = parameters(getattr(dist, name)), parameters(getattr(torch.distributed, name))
     added = {parameter for function, parameter in ADDED if function == name}

@@ -26,6 +26,7 @@ CALLS_BEFORE_INIT: dict[str, Callable[[], object]] = {
     "broadcast": lambda: dist.broadcast(t(4), 0),
     "broadcast_object_list": lambda: dist.broadcast_object_list([1], 0),
     "gather": lambda: dist.gather(t(4), ts(4), 0),
+    "gather_single": lambda: dist.gather_single(t(4), t(4), 0),
     "gather_object": lambda: dist.gather_object(1, [None], 0),
     "get_backend": lambda: dist.get_backend(),
     "get_process_group_ranks": lambda: dist.get_process_group_ranks(),

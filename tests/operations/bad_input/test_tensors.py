@@ -52,6 +52,12 @@ ENTRIES: list[Entry] = [
         "output_tensor is int32, it must be float32",
     ),
     (
+        "gather_single: dtypes",
+        lambda h: dist.gather_single(t(4), t(12, dtype=torch.int32), ME),
+        InvalidUsageError,
+        "gather_tensor is int32, it must be float32",
+    ),
+    (
         "reduce_scatter: dtypes",
         lambda h: dist.reduce_scatter(t(4, dtype=torch.bfloat16), ts(4, 4, 4)),
         InvalidUsageError,
@@ -186,6 +192,18 @@ ENTRIES: list[Entry] = [
         lambda h: dist.all_gather_into_tensor(t(11), t(4)),
         InvalidUsageError,
         r"output_tensor has 11 elements; it must have 3 \(the group's size\) times the 4",
+    ),
+    (
+        "gather_single: size",
+        lambda h: dist.gather_single(t(4), t(11), ME),
+        InvalidUsageError,
+        r"gather_tensor has 11 elements; it must have 3 \(the group's size\) times the 4 of tensor",
+    ),
+    (
+        "gather_single: nothing on the root",
+        lambda h: dist.gather_single(t(4), None, ME),
+        TypeError,
+        r"gather_tensor must be a torch\.Tensor or numpy\.ndarray, not NoneType",
     ),
     (
         "reduce_scatter_tensor: size",

@@ -77,6 +77,10 @@ def _each(rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> None:
     places = [full(0) for _ in range(size)]
     do(dist.gather, mine(), places if rank == 0 else None, 0)
     check(torch.cat(places), stacked) if rank == 0 else None
+    if hasattr(dist, "gather_single"):  # since torch 2.15
+        place = full(0, 2 * size, 3) if rank == 0 else None
+        do(dist.gather_single, mine(), place, 0)
+        check(place, stacked) if place is not None else None
     t = full(0)
     do(dist.scatter, t, everybody if rank == 0 else None, 0)
     check(t, mine())
