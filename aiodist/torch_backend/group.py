@@ -308,6 +308,7 @@ class TorchGroup(Membership):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
 
 
 def _flat(rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:

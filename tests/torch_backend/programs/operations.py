@@ -194,6 +194,7 @@ def keywords(rank: int, size: int) -> None:
     gives(group._reduce_scatter_base, outputTensor=zeros(), inputTensor=ones())
     gives(group.gather, output_tensors=[[zeros()]], input_tensors=[ones()])
     gives(group.gather, output_tensors=[zeros()], input_tensor=ones(), root=0)
+    gives(group.gather_into_tensor, output=zeros(), input=ones())
     gives(group.scatter, output_tensors=[zeros()], input_tensors=[[ones()]])
     gives(group.alltoall, output_tensors=[zeros()], input_tensors=[ones()])
     gives(group.alltoall_base, output=zeros(), input=ones(), **no_splits, timeout=limit)
