@@ -9,8 +9,10 @@ import sys
 import sysconfig
 import textwrap
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import CodeType, CoroutineType, FrameType, GeneratorType, MappingProxyType
 from typing import Any
 
@@ -19,6 +21,9 @@ _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
 _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
 _WIDEST_SOURCE = 60
+
+TURN_SECONDS = 0.5
+"""A loop that has not turned for this many seconds is stuck."""
 
 _LOOP_RUNNERS = MappingProxyType[CodeType, str](
     {
@@ -54,10 +59,33 @@ def place(loop: asyncio.AbstractEventLoop) -> str:
     If the main thread runs an event loop that executes no line of the program now, return where the
     main task waits. In a loop without a main task, as a notebook's, it is a task in an operation.
 
+    Without the interpreter lock (free-threaded Python), return what ``loop`` sees of its own thread in
+    its next turn. The text is empty if that takes `TURN_SECONDS`.
+
     Args:
         loop: The event loop of the rank's operations, whose tasks are looked at.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if _has_gil():
+        return _place_of(sys._current_frames().get(threading.main_thread().ident or 0), loop)
+    # The frames of a thread that runs change and go meanwhile: to read them from here crashes Python.
+    if asyncio._get_running_loop() is loop:
+        return _place_of(sys._getframe(), loop)
+    told: SimpleQueue[str] = SimpleQueue()
+    try:
+        loop.call_soon_threadsafe(lambda: told.put(_place_of(sys._getframe(), loop)))
+        return told.get(timeout=TURN_SECONDS)
+    except (RuntimeError, Empty):  # it has ended, or does not turn
+        return ""
+
+
+def _has_gil() -> bool:
+    """Return whether one thread at a time executes Python: always before Python 3.13."""
+    is_enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return is_enabled is None or is_enabled()
+
+
+def _place_of(frame: FrameType | None, loop: asyncio.AbstractEventLoop) -> str:
+    """Return the place that `place` describes for a thread whose innermost frame is ``frame``."""
     main: object = None
     runs_loop = False
     while frame is not None and _is_library(frame.f_code.co_filename):

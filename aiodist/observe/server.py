@@ -27,6 +27,7 @@ from aiodist.accept_loop import PAUSE_SECONDS
 from aiodist.errors import DistError, ProtocolError
 from aiodist.links.interfaces import family_of
 from aiodist.observe.clock import estimate
+from aiodist.observe.code_location import TURN_SECONDS
 from aiodist.observe.observer import Observer
 from aiodist.observe.query_protocol import (
     LONGEST_QUESTION,
@@ -49,9 +50,6 @@ DEAF = "`aiodist why` will not hear of this rank: it cannot listen (%s)"
 PREFIX = "aiodist-why"
 RECENT = 32
 """Finished operations in an answer."""
-
-TURN_SECONDS = 0.5
-"""A loop that has not turned for this many seconds is stuck."""
 
 QUESTION_SECONDS = 2.0
 """The most seconds for one question."""

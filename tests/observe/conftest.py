@@ -12,11 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.observe import code_location
 from aiodist.observe.asking import Place, jobs_here
 from aiodist.observe.folder import Dump, read_parts
 from tests.limits import scaled
 
 ROOT = Path(__file__).parents[2]
+
+needs_gil = pytest.mark.skipif(
+    not code_location._has_gil(),
+    reason="free-threaded Python lets no thread read the line that another one computes in",
+)
 
 
 @dataclass

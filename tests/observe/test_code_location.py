@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvloop
 
+from aiodist.observe import code_location
 from aiodist.observe.code_location import place
 from aiodist.store.memory_store import MemoryStore
 
@@ -81,6 +83,39 @@ def test_the_line_that_runs_is_told_while_a_task_computes() -> None:
     assert (
         asyncio.run(main()) == f"test_code_location.py:{main.__code__.co_firstlineno + 1} in main"
     )
+
+
+@pytest.fixture
+def _no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on free-threaded Python, where no thread may read the frames of another one that runs."""
+    monkeypatch.setattr(code_location, "_has_gil", lambda: False)
+    monkeypatch.setattr(sys, "_current_frames", None)
+
+
+@pytest.mark.usefixtures("_no_gil")
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_without_the_gil_the_loop_s_own_thread_looks(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main() -> str:
+        return place(asyncio.get_running_loop())
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        waits = runner.run(place_in(in_a_coroutine))
+        assert waits == f"{line_of(in_a_queue)} (await queue.get())"
+        line = main.__code__.co_firstlineno + 1
+        assert runner.run(main()) == f"test_code_location.py:{line} in main"
+
+
+@pytest.mark.usefixtures("_no_gil")
+def test_without_the_gil_a_loop_that_does_not_turn_has_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(code_location, "TURN_SECONDS", 0.001)
+    loop = asyncio.new_event_loop()
+    assert place(loop) == ""
+    loop.close()
+    assert place(loop) == ""
 
 
 def test_a_task_in_an_operation_is_told_where_the_loop_has_no_main_task() -> None:

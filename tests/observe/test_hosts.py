@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.hosts import Hosts, hosts
+from tests.observe.conftest import needs_gil
 
 ROOT = Path(__file__).parents[2]
 SIZE = 3
@@ -92,6 +93,7 @@ def aiodist(network: Hosts, host: int, *arguments: str) -> str:
     return done.stdout
 
 
+@needs_gil
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_any_host_tells_of_all_ranks_and_names_one_that_is_cut_off(

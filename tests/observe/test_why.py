@@ -24,7 +24,7 @@ from aiodist.observe.server import Server
 from aiodist.observe.wait_graph import judge
 from aiodist.testing import run_ranks
 from tests.limits import scaled
-from tests.observe.conftest import Job
+from tests.observe.conftest import Job, needs_gil
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +39,7 @@ def serve() -> Server:
     return server
 
 
+@needs_gil
 async def test_a_rank_is_asked_while_its_loop_is_stuck() -> None:
     entered = asyncio.Event()
 
@@ -106,6 +107,7 @@ asyncio.run(main())
 """
 
 
+@needs_gil
 @pytest.mark.parametrize(("script", "stuck"), [(BLOCKING, False), (ASYNC, True)])
 def test_the_rank_that_computes_is_named_with_its_line(
     start: Callable[[str, int], Job], script: str, stuck: bool
@@ -159,6 +161,7 @@ except dist.CollectiveTimeoutError:
 """
 
 
+@needs_gil
 def test_the_rank_to_blame_dumps_too_though_it_never_hears_of_the_failure(
     start: Callable[[str, int], Job],
 ) -> None:
