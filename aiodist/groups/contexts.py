@@ -263,8 +263,9 @@ class CollectiveContext:
 
     def waiting_for(self) -> Sequence[int]:
         ranks: set[int] = set()
-        if self.communicator is not None and (self.shm is not None or self.communicator.is_opening):
-            ranks.update(self.communicator.waiting_for())
+        communicator = self.communicator  # once: the operation may end meanwhile, in another thread
+        if communicator is not None and (self.shm is not None or communicator.is_opening):
+            ranks.update(communicator.waiting_for())
             if self.topology is None:
                 return sorted(ranks)
         return sorted(ranks | self._awaited())

@@ -386,8 +386,9 @@ class ShmCommunicator:
 
     def waiting_for(self) -> list[int]:
         """Return global ranks without which the operation, or the first one of the group, cannot go on."""
-        if self._wait is not None:
-            return [self.members[self._wait.rank]]
+        wait = self._wait  # once: it may end meanwhile, in another thread
+        if wait is not None:
+            return [self.members[wait.rank]]
         if self._memory is not None and not self.words:
             return self._opening.silent()
         return []

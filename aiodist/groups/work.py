@@ -222,7 +222,8 @@ class Work(Coroutine[Any, Any, T]):
 
     def _waiting_for(self) -> Sequence[int]:
         """Return global ranks without which it cannot end; none once it has."""
-        return () if self._context is None else self._context.waiting_for()
+        context = self._context  # once: it may end meanwhile, in another thread
+        return () if context is None else context.waiting_for()
 
     @property
     def _is_awaited(self) -> bool:

@@ -116,12 +116,13 @@ class Record:
 
     def fail(self, error: BaseException, waiting_for: Sequence[int]) -> None:
         """Record the failure ``error`` during a wait for these global ranks."""
-        self.finished = monotonic_ns()
         self.waiting_for = tuple(waiting_for)
         # Keep text only: the error object may hold memory that the caller wants to release.
         cancelled = isinstance(error, asyncio.CancelledError)
         text = error.message if isinstance(error, DistError) else str(error)
         self.error = "" if cancelled else f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
+        # Last: a thread that sees it finished sees that it failed.
+        self.finished = monotonic_ns()
 
     @property
     def state(self) -> str:
@@ -284,6 +285,7 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
             if known < 0 and what.shape is not None and not what.operation.endswith("_coalesced"):
                 known = math.prod(what.shape)  # of this rank's own block
             nbytes = known * what.dtype.itemsize if known >= 0 else -1
+    finished = record.finished  # once, as the operation may end meanwhile
     return Operation(
         number=record.number,
         operation=name,
@@ -299,8 +301,8 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
         tag=tag,
         created=record.created,
         started=record.started,
-        finished=record.finished,
-        state=record.state,
+        finished=finished,
+        state=record.state if finished else RUNNING,
         error=str(record.error or ""),
         waiting_for=tuple(record.waiting_for if work is None else work._waiting_for()),
         awaited=work is not None and work._is_awaited,

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic, monotonic_ns, sleep
@@ -84,7 +85,7 @@ class Server:
         self._listeners: list[socket.socket] = []
         self._wake, self._woken = socket.socketpair()
         self._open: Line | None = None
-        self._signalled: list[str] = []
+        self._signalled: deque[str] = deque()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._tellers: list[threading.Thread] = []
@@ -296,7 +297,8 @@ class Server:
             log.warning("a signal to this rank has no effect", exc_info=True)
 
     def _obey_signals(self) -> None:
-        reasons, self._signalled = self._signalled, []
+        # One by one: another thread, or a handler, may append meanwhile.
+        reasons = [self._signalled.popleft() for _ in range(len(self._signalled))]
         for reason in dict.fromkeys(reasons):
             here = reason == "SIGUSR1"
             if here:

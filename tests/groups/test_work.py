@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import Context, ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.work import Work
 from aiodist.testing import run_ranks
 
@@ -33,6 +36,26 @@ async def test_asyncio_waits_for_the_first_of_several_works() -> None:
         assert await asyncio.gather(first, second) == [1, 1]
 
     await run_ranks(2, main)
+
+
+class EndsMeanwhile:
+    """An attribute that another thread sets to None after the first look at it."""
+
+    def __init__(self, value: object) -> None:
+        self._values = [value]
+
+    def __get__(self, instance: object, owner: type) -> object:
+        return self._values.pop() if self._values else None
+
+
+def test_another_thread_may_ask_what_an_operation_waits_for_while_it_ends() -> None:
+    waits = SimpleNamespace(waiting_for=lambda: [3], is_opening=False, rank=1)
+    work = {"_context": EndsMeanwhile(waits)}
+    assert Work._waiting_for(type("Ending", (), work)()) == [3]
+    context = {"communicator": EndsMeanwhile(waits), "shm": waits, "topology": None}
+    assert CollectiveContext.waiting_for(type("Ending", (), context)()) == [3]
+    communicator = {"_wait": EndsMeanwhile(waits), "members": [2, 3]}
+    assert ShmCommunicator.waiting_for(type("Ending", (), communicator)()) == [3]
 
 
 async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:

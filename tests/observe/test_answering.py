@@ -70,6 +70,18 @@ async def test_a_rank_whose_stderr_has_no_reader_answers_after_a_signal(
         signal.signal(signal.SIGUSR1, before)
 
 
+async def test_a_reason_that_is_noted_while_others_are_obeyed_is_kept() -> None:
+    asked = observer(0)
+    answering = Server(asked, None)
+    try:
+        note = answering._signalled.append  # of a thread that is about to call it
+        answering._obey_signals()
+        note("a failure")
+        assert list(answering._signalled) == ["a failure"]
+    finally:
+        answering.close()
+
+
 async def test_a_rank_answers_while_it_asks_others_for_their_dumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaled: Callable[[float], float]
 ) -> None:

@@ -11,7 +11,7 @@ import aiodist as dist
 from aiodist.errors import CollectiveTimeoutError, InvalidUsageError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.world import current_world
-from aiodist.observe.recorder import GroupLabel, Recorder, operation, size_from
+from aiodist.observe.recorder import GroupLabel, Record, Recorder, operation, size_from
 from aiodist.tensors import dtype_named
 from aiodist.testing import run_ranks
 
@@ -45,6 +45,38 @@ def test_a_failure_is_kept_as_text() -> None:
     given_up = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
     given_up.fail(asyncio.CancelledError(), [])
     assert operation(given_up).state == "cancelled"
+
+
+def test_a_failure_is_never_seen_as_a_success() -> None:
+    """Another thread may look at any moment: here, while the error says what it is."""
+    record = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
+    seen: list[str] = []
+
+    class SeenWhileRead(Exception):
+        def __str__(self) -> str:
+            seen.append(record.state)
+            return "no rank came"
+
+    record.fail(SeenWhileRead(), [1])
+    assert seen == ["running"]
+    assert record.state == "failed"
+
+
+def test_an_operation_that_ends_while_it_is_described_runs_or_is_done() -> None:
+    class EndsAfterALook(Record):
+        looks = 0
+
+        @property
+        def finished(self) -> int:
+            self.looks += 1
+            return self.looks - 1
+
+        @finished.setter
+        def finished(self, nanoseconds: int) -> None:
+            pass
+
+    told = operation(EndsAfterALook(0, GROUP, 0, Fingerprint("barrier"), 1))
+    assert (told.finished, told.state) == (0, "running")
 
 
 def test_a_digest_is_not_taken_for_a_count() -> None:
