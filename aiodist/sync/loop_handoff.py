@@ -135,8 +135,8 @@ class LoopHandoff:
         while not events and (left := self._until - (now := monotonic())) > 0:
             self._deep = not self._runner and now - self._used > LINGER
             # Invariant: _deep is stored before this looks, and a driving thread has stored
-            # _scheduled before it looks at _deep. So one of the two sees the other's.
-            if self._deep and self._scheduled:
+            # _scheduled or _runner before it looks at _deep. So one of the two sees the other's.
+            if self._deep and (self._scheduled or self._runner):
                 break
             if self._deep:
                 self._pause = LINGER

@@ -189,6 +189,27 @@ def test_a_timer_of_later_wakes_no_thread_and_comes(monkeypatch: pytest.MonkeyPa
         assert done.wait(10)
 
 
+def test_the_loops_thread_sleeps_not_for_long_as_another_begins_to_run_the_loop() -> None:
+    """The other one has looked at ``_deep`` before that is stored."""
+
+    class Begins(LoopHandoff):
+        looks = 0
+
+        @property
+        def _runner(self) -> int:
+            self.looks += 1
+            return self.looks - 1  # 0 at the first look
+
+        @_runner.setter
+        def _runner(self, ident: int) -> None:
+            pass
+
+    def select(seconds: float | None) -> NoReturn:
+        raise AssertionError(f"sleeps for up to {seconds} s")
+
+    Begins()._sleep(select)
+
+
 def test_while_calls_go_on_the_loops_thread_wakes_up_seldom() -> None:
     handoff = LoopHandoff(lambda: LONGEST_LINGER)
     looks: list[float] = []
