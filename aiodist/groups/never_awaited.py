@@ -48,8 +48,6 @@ def warn_never_awaited(record: Record, site: CallSite | None) -> None:
 
     Equal operations of one line have one text, so that Python's filter shows it once.
     """
-    if sys.is_finalizing():  # what warnings need may be gone
-        return
     text = f"{operation(record).call} was never awaited or waited for"
     if site is None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context, copy_context
@@ -553,8 +554,9 @@ class Work(Coroutine[Any, Any, T]):
             return f"<Work {self._describe()}: running>"
         return f"<Work: {'done' if self._error is None else repr(self._error)}>"
 
-    def __del__(self) -> None:
-        if not self._asked:
+    # A default: the end of the interpreter may have taken this module's names.
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self._asked and not _is_finalizing():
             # What has ended at once keeps no call site: it is mostly dropped where it was called.
             warn_never_awaited(self._recorded, self._site or call_site(0, self._loop.get_debug()))
 
