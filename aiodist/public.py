@@ -60,6 +60,7 @@ from aiodist.api.groups import (
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
+    set_timeout,
     split_group,
 )
 from aiodist.api.lifecycle import init_process_group
@@ -278,6 +279,7 @@ __all__ = [
     "send_object",
     "send_object_list",
     "serving",
+    "set_timeout",
     "shrink",
     "spawn",
     "split_group",

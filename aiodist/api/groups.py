@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -265,6 +266,24 @@ def get_world_size(group: AnyGroup | None = None) -> int:
     """
     chosen = current_world().find(group)
     return chosen.size if isinstance(chosen, GroupEngine) else -1
+
+
+def set_timeout(timeout: float | timedelta, group: AnyGroup | None = None) -> None:
+    """Set the timeout of the operations that a group starts from now on, on this rank.
+
+    It takes the place of what `init_process_group` or `new_group` was told. Operations with a
+    ``timeout`` of their own keep that one, and what is under way keeps the limit it has. Waits for
+    no other rank; any thread may call it.
+
+    Args:
+        timeout: Seconds or a timedelta; ``math.inf`` is no limit.
+        group: The process group; None is the default group.
+
+    Raises:
+        NotInitializedError: There is no default group.
+        InvalidUsageError: This rank is not a member of ``group``, or ``timeout`` is not positive.
+    """
+    current_world().member(group).set_timeout(timeout)
 
 
 def get_backend(group: AnyGroup | None = None) -> str:

@@ -8,10 +8,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from aiodist.deadline import SIGNAL_SECONDS
+from aiodist.deadline import SIGNAL_SECONDS, to_seconds
 from aiodist.errors import (
     DistError,
     GroupClosedError,
@@ -84,7 +85,7 @@ class GroupLifecycle(ABC):
         self.rank = self.ranks.index(world.rank)
         self.size = len(self.ranks)
         self.backend_name = spec.backend
-        self.timeout = None if spec.timeout == math.inf else spec.timeout  # None: no limit
+        self.set_timeout(math.inf if spec.timeout is None else spec.timeout)
         self.handle: object = None
         """What the program holds of this group."""
         self.lineage = tuple(spec.lineage) or self.ranks
@@ -101,6 +102,18 @@ class GroupLifecycle(ABC):
         self._revoked = False
         self.successor: Self | None = None
         """The group that its members went on in, once `shrink` or `grow` has made it."""
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set the limit of later operations that give none of their own; ``math.inf`` is no limit.
+
+        Raises TypeError and InvalidUsageError for a wrong value.
+        """
+        if timeout is None:
+            raise TypeError(
+                "timeout must be a number of seconds or a timedelta; math.inf is no limit"
+            )
+        seconds = to_seconds(timeout)
+        self.timeout = None if seconds == math.inf else seconds
 
     # -- numbers
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 
 
@@ -38,6 +40,10 @@ class GroupHandle:
     def timeout(self) -> float | None:
         """The seconds that each operation has where it gives no timeout; None where there is no limit."""
         return self._engine.timeout
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set `timeout` on this rank. See `aiodist.set_timeout`."""
+        self._engine.set_timeout(timeout)
 
     @property
     def generation(self) -> int:

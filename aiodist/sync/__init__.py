@@ -30,6 +30,7 @@ from aiodist.api.groups import (
     get_rank,
     get_world_size,
     group,
+    set_timeout,
 )
 from aiodist.api.objects import register_type
 from aiodist.api.observing import dump_operations, recent_operations
@@ -247,6 +248,7 @@ __all__ = [
     "send",
     "send_object",
     "send_object_list",
+    "set_timeout",
     "shrink",
     "split_group",
     "sync_state",

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as torch_dist
 from torch._C import _distributed_c10d as c10d
 
-from aiodist.deadline import Deadline, to_seconds
+from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
 from aiodist.torch_backend.rendezvous import time_left
 from aiodist.torch_backend.worlds import TorchWorld
@@ -46,7 +46,7 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     store = _for_us(registered)
     store.add(_visits(rank), 1)
     world = TorchWorld.met(store, rank, size, time_left(deadline), name)
-    world.whole.timeout = to_seconds(timeout)
+    world.whole.set_timeout(timeout)
     return world, registered
 
 

@@ -19,7 +19,7 @@ NOT_BOUND = {"broadcast_multigpu", "all_reduce_multigpu", "reduce_multigpu", "al
 QUESTIONS = {
     name
     for name in dist.__all__
-    if name.startswith("get_") or name in ("revoke", "shrink", "new_subgroups")
+    if name.startswith("get_") or name in ("revoke", "set_timeout", "shrink", "new_subgroups")
 } | {"destroy_process_group", "abort_process_group", "breakpoint", "P2POp"}
 """Take a group and start no operation on it."""
 
@@ -43,6 +43,7 @@ FACTS = {
     "rank",
     "ranks",
     "revoke",
+    "set_timeout",
     "shrink",
     "size",
     "timeout",

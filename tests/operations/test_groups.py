@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from datetime import timedelta
 from itertools import permutations
 from typing import Any
 
@@ -430,6 +432,45 @@ async def test_a_group_has_a_timeout_of_its_own() -> None:
             with pytest.raises(dist.CollectiveTimeoutError, match=r"timed out after 0\.05 s"):
                 await dist.recv(torch.zeros(1), 1, group)
         assert await total(1) == 2
+
+    await run_ranks(2, on_rank, timeout=LIMIT)
+
+
+async def test_a_timeout_that_is_set_holds_for_later_operations() -> None:
+    async def on_rank(number: int) -> None:
+        group = await dist.new_group([0, 1], timeout=LIMIT)
+        if number == 0:
+            early = dist.recv(torch.zeros(1), 1, group)
+            dist.set_timeout(timedelta(seconds=0.05), group)
+            assert group.timeout == 0.05
+            with pytest.raises(dist.CollectiveTimeoutError, match=r"timed out after 0\.05 s"):
+                await dist.recv(torch.zeros(1), 1, group, tag=1)
+            group.set_timeout(math.inf)
+            assert group.timeout is None
+            await group.send(torch.zeros(1), 1)
+            await early
+        else:
+            await group.recv(torch.zeros(1), 0)
+            await group.send(torch.zeros(1), 0)
+        dist.set_timeout(LIMIT)
+        assert dist.group.WORLD.timeout == LIMIT
+
+    await run_ranks(2, on_rank, timeout=2 * LIMIT)
+
+
+async def test_what_cannot_be_set_as_a_timeout() -> None:
+    async def on_rank(number: int) -> None:
+        for wrong in (0, -3, timedelta(0)):
+            with pytest.raises(dist.InvalidUsageError, match="timeout must be positive"):
+                dist.set_timeout(wrong)
+        for of_a_wrong_type in (None, "3", True):
+            with pytest.raises(TypeError, match="timeout must be a number of seconds or a"):
+                dist.set_timeout(of_a_wrong_type)
+        assert dist.group.WORLD.timeout == LIMIT
+        alone = await dist.new_group([0])
+        if number:
+            with pytest.raises(dist.InvalidUsageError, match="rank 1 is not a member"):
+                dist.set_timeout(3, alone)
 
     await run_ranks(2, on_rank, timeout=LIMIT)
 

@@ -111,7 +111,7 @@ OURS = {
 
 
 # Functions that only later versions of torch than the oldest supported one have.
-LATER = {"gather_into_tensor": (2, 15), "gather_single": (2, 15)}
+LATER = {"gather_into_tensor": (2, 15), "gather_single": (2, 15), "set_timeout": (2, 15)}
 VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 YET_TO_COME = {name for name, since in LATER.items() if since > VERSION}
 

@@ -75,7 +75,7 @@ class TorchCollectives:
             if compare is None:
                 may_begin.put(True)
             name = call.fingerprint.operation
-            running = messages.torch.start(stage, issue, hand_over, here, name)
+            running = messages.torch.start(stage, issue, hand_over, here, name, call.timeout)
             try:
                 await (compare or barrier_dissemination)(context)
                 may_begin.put(True)

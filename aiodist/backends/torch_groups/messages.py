@@ -91,9 +91,11 @@ class TorchMessages:
             if not await self._transfers.offer(transfer, self._group.ranks[dst], tag, meta):
                 return
             carrier, number = self._between(dst)
-            await carrier.start(
-                slot.load, lambda pg: pg.send([slot.raw], number, _TAG), _nothing, here, "send"
-            ).over
+
+            def send(pg: Any) -> Any:
+                return pg.send([slot.raw], number, _TAG)
+
+            await carrier.start(slot.load, send, _nothing, here, "send", timeout).over
 
         return self._group.message("send", dst, tag, self._body(protocol), timeout)
 
@@ -166,7 +168,7 @@ class TorchMessages:
                 return pg.recv([torch.empty_like(slot.raw) if is_lost else slot.raw], number, _TAG)
 
             store = _nothing if is_lost else slot.store
-            await carrier.start(_nothing, receive, store, here, "recv").over
+            await carrier.start(_nothing, receive, store, here, "recv", timeout).over
             return finish(sender)
 
         return self._group.message("recv", src, tag, self._body(protocol), timeout)

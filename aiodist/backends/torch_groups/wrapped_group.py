@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
@@ -26,6 +28,9 @@ _LOOK_SECONDS = 1e-3
 _MARGIN = 30.0
 """Seconds by which torch's own timeout is longer than aiodist's, which names the missing ranks and
 tells the others."""
+
+_LONGEST = timedelta(days=365).total_seconds()
+"""torch knows no operation without a limit."""
 
 
 class Running:
@@ -80,7 +85,7 @@ class WrappedGroup:
         self.name = kind.name
         self.explain = kind.explain
         self._kind = kind
-        self._group_name = group.group_name
+        self._group = group
         self._loop = group.world.loop
         self._caller = Worker(f"aiodist-{kind.name}")
         self._waiter = Worker(f"aiodist-{kind.name}-waiter")
@@ -111,6 +116,8 @@ class WrappedGroup:
         # torch keeps the C++ half alone, and asks it again later: NCCL at the first operation.
         self._place = place
         options = group.spec.options
+        self._longest = seconds
+        """The longest timeout of an operation so far, after which torch's own comes."""
 
         def build() -> None:
             try:
@@ -140,13 +147,15 @@ class WrappedGroup:
         finish: Callable[[], None],
         here: Callable[[Lanes], Here],
         what: str,
+        timeout: float | None,
     ) -> Running:
         """Have ``stage()``, torch's work ``issue(torch group)`` and ``finish()`` follow each other.
 
         They run in other threads, the first two inside ``here`` (of `TorchKind.here`), after all
         that was started before; the third where the kind follows the work. ``what``: the operation's
-        name.
+        name. ``timeout``: the operation's in seconds, the group's where None.
         """
+        seconds = self._group.timeout if timeout is None else timeout
         running = Running(self, what)
         self.under_way += 1
         # The device works on their tensors until the end. Dropped before, the memory would be the
@@ -163,6 +172,7 @@ class WrappedGroup:
                 if self._torch is None:
                     self.check()
                     raise DistBackendError(f"{self.name} is not there any more")
+                self._let_last(math.inf if seconds is None else seconds)
                 with here(self._lanes):
                     try:
                         stage()
@@ -177,6 +187,13 @@ class WrappedGroup:
 
         self._caller.put(job)
         return running
+
+    def _let_last(self, seconds: float) -> None:
+        """Have torch's timeout, which is one for all operations, come after ``seconds``, that of one."""
+        if seconds > self._longest:
+            self._longest = seconds
+            limit = min(seconds + _MARGIN, _LONGEST)
+            self._torch._set_default_timeout(timedelta(seconds=limit))
 
     def give_up(self) -> None:
         """An operation failed or was cancelled half way, which torch cannot take back.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,6 +39,51 @@ async def test_a_timeout_names_the_missing_ranks_and_ends_the_group() -> None:
         await dist.barrier()
 
     await run_ranks(2, body)
+
+
+class Watched:
+    """A torch group that notes its own timeouts."""
+
+    def __init__(self, group: Any, limits: list[float]) -> None:
+        self._group = group
+        self._limits = limits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._limits.append(timeout.total_seconds())
+        self._group._set_default_timeout(timeout)
+
+
+async def test_torchs_own_timeout_comes_after_that_of_each_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: dict[int, list[float]] = {}
+    original = Gloo.build
+
+    def build(self: Gloo, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
+        limits[rank] = [seconds]
+        return Watched(original(self, store, rank, size, seconds, options), limits[rank])
+
+    monkeypatch.setattr(Gloo, "build", build)
+
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo", timeout=50)
+        tensor = torch.ones(4)
+        for timeout in (None, 20, 70, 60):
+            await dist.all_reduce(tensor, group=group, timeout=timeout)
+        dist.set_timeout(80, group)
+        await dist.all_reduce(tensor, group=group)
+        if rank == 0:
+            await dist.send(tensor, 1, group, timeout=90)
+        else:
+            await dist.recv(tensor, 0, group, timeout=90)
+        await dist.all_reduce(tensor, group=group, timeout=math.inf)
+
+    await run_ranks(2, body)
+    a_year = 365 * 24 * 3600.0
+    assert limits == {rank: [80.0, 100.0, 110.0, 120.0, a_year] for rank in (0, 1)}
 
 
 async def test_a_cancelled_collective_fails_on_all_ranks() -> None:

@@ -48,6 +48,7 @@ CALLS_BEFORE_INIT: dict[str, Callable[[], object]] = {
     "send": lambda: dist.send(t(4), 0),
     "send_object": lambda: dist.send_object(1, 0),
     "send_object_list": lambda: dist.send_object_list([1], 0),
+    "set_timeout": lambda: dist.set_timeout(9),
     "split_group": lambda: dist.split_group(None, [[0]]),
 }
 

@@ -33,11 +33,18 @@ def answers(rank: int, size: int) -> None:
     assert named.group_desc == "a description"
     assert not aiodist.sync.is_initialized()  # that API has a world of its own
     whole.set_timeout(timedelta(seconds=30))
+    if hasattr(dist, "set_timeout"):  # since torch 2.15
+        dist.set_timeout(timedelta(seconds=40))
+        assert whole._engine.timeout == 40
+        dist.set_timeout(timedelta(seconds=50), named)
+        assert (whole._engine.timeout, named._engine.timeout) == (40, 50)
     for wrong in (timedelta(seconds=-3), timedelta(0), -3):
         with pytest.raises(InvalidUsageError, match="timeout must be positive"):
             whole.set_timeout(wrong)
     with pytest.raises(TypeError, match="timeout must be a number of seconds or a"):
         whole.set_timeout("3")
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or a"):
+        whole.set_timeout(None)
     with pytest.raises(InvalidUsageError, match="timeout must be positive"):
         dist.new_group([0, 1], timeout=timedelta(seconds=-1))
     t = torch.ones(1)
