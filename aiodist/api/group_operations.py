@@ -377,6 +377,7 @@ class GroupOperations(GroupHandle):
         src: int | None = None,
         device: Any = None,
         group_src: int | None = None,
+        weights_only: bool = False,
         *,
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
@@ -386,7 +387,14 @@ class GroupOperations(GroupHandle):
         See `aiodist.broadcast_object_list`.
         """
         return objects.broadcast_object_list(
-            object_list, src, self, device, group_src, allow_pickle=allow_pickle, timeout=timeout
+            object_list,
+            src,
+            self,
+            device,
+            group_src,
+            weights_only,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
         )
 
     def broadcast_object(
@@ -407,13 +415,14 @@ class GroupOperations(GroupHandle):
         self,
         object_list: list[Any],
         obj: Any,
+        weights_only: bool = False,
         *,
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
         """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. See `aiodist.all_gather_object`."""
         return objects.all_gather_object(
-            object_list, obj, self, allow_pickle=allow_pickle, timeout=timeout
+            object_list, obj, self, weights_only, allow_pickle=allow_pickle, timeout=timeout
         )
 
     def gather_object(
@@ -422,6 +431,7 @@ class GroupOperations(GroupHandle):
         object_gather_list: list[Any] | None = None,
         dst: int | None = None,
         group_dst: int | None = None,
+        weights_only: bool = False,
         *,
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
@@ -433,6 +443,7 @@ class GroupOperations(GroupHandle):
             dst,
             self,
             group_dst,
+            weights_only,
             allow_pickle=allow_pickle,
             timeout=timeout,
         )
@@ -443,6 +454,7 @@ class GroupOperations(GroupHandle):
         scatter_object_input_list: list[Any] | None = None,
         src: int | None = None,
         group_src: int | None = None,
+        weights_only: bool = False,
         *,
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
@@ -457,6 +469,7 @@ class GroupOperations(GroupHandle):
             src,
             self,
             group_src,
+            weights_only,
             allow_pickle=allow_pickle,
             timeout=timeout,
         )
@@ -499,6 +512,8 @@ class GroupOperations(GroupHandle):
         dst: int | None = None,
         device: Any = None,
         group_dst: int | None = None,
+        use_batch: bool = False,
+        weights_only: bool = False,
         *,
         tag: int = 0,
         allow_pickle: bool | None = None,
@@ -514,6 +529,8 @@ class GroupOperations(GroupHandle):
             self,
             device,
             group_dst,
+            use_batch,
+            weights_only,
             tag=tag,
             allow_pickle=allow_pickle,
             timeout=timeout,
@@ -525,6 +542,8 @@ class GroupOperations(GroupHandle):
         src: int | None = None,
         device: Any = None,
         group_src: int | None = None,
+        use_batch: bool = False,
+        weights_only: bool = False,
         *,
         tag: int = 0,
         allow_pickle: bool | None = None,
@@ -537,6 +556,8 @@ class GroupOperations(GroupHandle):
             self,
             device,
             group_src,
+            use_batch,
+            weights_only,
             tag=tag,
             allow_pickle=allow_pickle,
             timeout=timeout,

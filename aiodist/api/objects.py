@@ -4,7 +4,7 @@ Tensors and arrays travel inside, and instances of classes that all ranks have r
 (`register_type`). Objects of other classes raise a TypeError that says where they stand; with
 ``allow_pickle=True`` on all ranks they are pickled. None, the default, means what
 ``init_process_group`` was told, or AIODIST_ALLOW_PICKLE. Unpickling runs code that the sender chose:
-allow it only where all ranks are trusted.
+allow it only where all ranks are trusted. torch's ``weights_only=True`` is ``allow_pickle=False``.
 
 An object that cannot travel raises at the call, and the operation fails on the other ranks too:
 they raise DistBackendError, which says which rank refused what.
@@ -47,6 +47,7 @@ def broadcast_object_list(
     group: Group | None = None,
     device: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -63,6 +64,8 @@ def broadcast_object_list(
         group: The process group; None is the default group.
         device: torch's parameter; it has no effect.
         group_src: The source's rank in the group, in place of ``src``.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -77,7 +80,9 @@ def broadcast_object_list(
     root = check_rank(pg, src, group_src, "src", default=0)
     objects = check_mutable(object_list, "object_list")
     name, finish = "broadcast_object_list", partial(fill_list, objects)
-    operation = BroadcastObject(name, objects, finish, root, pickles(pg, allow_pickle))
+    operation = BroadcastObject(
+        name, objects, finish, root, pickles(pg, allow_pickle, weights_only)
+    )
     return pg.start(operation, timeout)
 
 
@@ -123,6 +128,7 @@ def all_gather_object(
     object_list: list[Any],
     obj: Any,
     group: Group | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -135,6 +141,8 @@ def all_gather_object(
         object_list: The list to fill, with one entry for each rank.
         obj: This rank's object.
         group: The process group; None is the default group.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -148,7 +156,7 @@ def all_gather_object(
     pg = current_world().group(group)
     objects = check_mutable(object_list, "object_list")
     check_list(objects, "object_list", pg.size)
-    operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle))
+    operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle, weights_only))
     return pg.start(operation, timeout)
 
 
@@ -158,6 +166,7 @@ def gather_object(
     dst: int | None = None,
     group: Group | None = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -174,6 +183,8 @@ def gather_object(
             given.
         group: The process group; None is the default group.
         group_dst: The target's rank in the group, in place of ``dst``.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -189,7 +200,7 @@ def gather_object(
     if pg.rank == root and object_gather_list is not None:
         check_mutable(object_gather_list, "object_gather_list")
     objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
-    operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle))
+    operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle, weights_only))
     return pg.start(operation, timeout)
 
 
@@ -199,6 +210,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group | None = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -216,6 +228,8 @@ def scatter_object_list(
             given.
         group: The process group; None is the default group.
         group_src: The source's rank in the group, in place of ``src``.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -234,7 +248,7 @@ def scatter_object_list(
     inputs = None
     if pg.rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
-    operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle))
+    operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle, weights_only))
     return pg.start(operation, timeout)
 
 
@@ -325,6 +339,8 @@ def send_object_list(
     group: Group | None = None,
     device: Any = None,
     group_dst: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
     *,
     tag: int = 0,
     allow_pickle: bool | None = None,
@@ -340,6 +356,9 @@ def send_object_list(
         group: The process group; None is the default group.
         device: torch's parameter; it has no effect.
         group_dst: The target's rank in the group, in place of ``dst``.
+        use_batch: torch's parameter; it has no effect.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         tag: An integer of 64 bits that must be equal on both sides.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
@@ -354,7 +373,7 @@ def send_object_list(
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
     objects = list(check_list(object_list, "object_list"))
-    operation = SendObject(objects, to, check_tag(tag), pickles(pg, allow_pickle))
+    operation = SendObject(objects, to, check_tag(tag), pickles(pg, allow_pickle, weights_only))
     return pg.start(operation, timeout)
 
 
@@ -364,6 +383,8 @@ def recv_object_list(
     group: Group | None = None,
     device: Any = None,
     group_src: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
     *,
     tag: int = 0,
     allow_pickle: bool | None = None,
@@ -379,6 +400,9 @@ def recv_object_list(
         group: The process group; None is the default group.
         device: torch's parameter; it has no effect.
         group_src: The source's rank in the group, in place of ``src``.
+        use_batch: torch's parameter; it has no effect.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         tag: An integer of 64 bits that must be equal on both sides.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
@@ -399,7 +423,7 @@ def recv_object_list(
     pg = current_world().group(group)
     finish = partial(fill_list_from, check_mutable(object_list, "object_list"))
     source = check_source(pg, src, group_src)
-    operation = RecvObject(finish, source, check_tag(tag), pickles(pg, allow_pickle))
+    operation = RecvObject(finish, source, check_tag(tag), pickles(pg, allow_pickle, weights_only))
     return pg.start(operation, timeout)
 
 

@@ -53,11 +53,21 @@ def arrived(obj: Any) -> Any:
     return obj
 
 
-def pickles(group: GroupFacts, allow_pickle: bool | None) -> bool:
-    """Return ``allow_pickle``; where None, what ``init_process_group`` was told."""
-    if allow_pickle is None:
-        return group.world.allow_pickle
-    return check_bool(allow_pickle, "allow_pickle")
+def pickles(group: GroupFacts, allow_pickle: bool | None, weights_only: bool = False) -> bool:
+    """Return ``allow_pickle``; where None, what ``init_process_group`` was told.
+
+    ``weights_only``: always return False.
+    """
+    allowed = group.world.allow_pickle
+    if allow_pickle is not None:
+        allowed = check_bool(allow_pickle, "allow_pickle")
+    if check_bool(weights_only, "weights_only"):
+        if allow_pickle:
+            raise InvalidUsageError(
+                "allow_pickle=True allows what weights_only=True forbids; pass one of them"
+            )
+        return False
+    return allowed
 
 
 def check_mutable(objects: Any, name: str) -> list[Any]:

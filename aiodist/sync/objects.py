@@ -33,6 +33,7 @@ def broadcast_object_list(
     group: Group | None = None,
     device: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -51,6 +52,8 @@ def broadcast_object_list(
         group: The process group; None is the default group.
         device: torch's parameter; it has no effect.
         group_src: The source's rank in the group, in place of ``src``.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -66,7 +69,9 @@ def broadcast_object_list(
     root = check_rank(pg, src, group_src, "src", default=0)
     objects = check_mutable(object_list, "object_list")
     name, finish = ("broadcast_object_list", partial(fill_list, objects))
-    operation = BroadcastObject(name, objects, finish, root, pickles(pg, allow_pickle))
+    operation = BroadcastObject(
+        name, objects, finish, root, pickles(pg, allow_pickle, weights_only)
+    )
     portal().start(False, pg, operation, timeout)
 
 
@@ -115,6 +120,7 @@ def all_gather_object(
     object_list: list[Any],
     obj: Any,
     group: Group | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -129,6 +135,8 @@ def all_gather_object(
         object_list: The list to fill, with one entry for each rank.
         obj: This rank's object.
         group: The process group; None is the default group.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -143,7 +151,7 @@ def all_gather_object(
         return
     objects = check_mutable(object_list, "object_list")
     check_list(objects, "object_list", pg.size)
-    operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle))
+    operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle, weights_only))
     portal().start(False, pg, operation, timeout)
 
 
@@ -153,6 +161,7 @@ def gather_object(
     dst: int | None = None,
     group: Group | None = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -171,6 +180,8 @@ def gather_object(
             given.
         group: The process group; None is the default group.
         group_dst: The target's rank in the group, in place of ``dst``.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -187,7 +198,7 @@ def gather_object(
     if pg.rank == root and object_gather_list is not None:
         check_mutable(object_gather_list, "object_gather_list")
     objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
-    operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle))
+    operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle, weights_only))
     portal().start(False, pg, operation, timeout)
 
 
@@ -197,6 +208,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group | None = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
@@ -216,6 +228,8 @@ def scatter_object_list(
             given.
         group: The process group; None is the default group.
         group_src: The source's rank in the group, in place of ``src``.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
@@ -235,7 +249,7 @@ def scatter_object_list(
     inputs = None
     if pg.rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
-    operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle))
+    operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle, weights_only))
     portal().start(False, pg, operation, timeout)
 
 
@@ -333,6 +347,8 @@ def send_object_list(
     group: Group | None = None,
     device: Any = None,
     group_dst: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
     *,
     tag: int = 0,
     allow_pickle: bool | None = None,
@@ -350,6 +366,9 @@ def send_object_list(
         group: The process group; None is the default group.
         device: torch's parameter; it has no effect.
         group_dst: The target's rank in the group, in place of ``dst``.
+        use_batch: torch's parameter; it has no effect.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         tag: An integer of 64 bits that must be equal on both sides.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
@@ -365,7 +384,7 @@ def send_object_list(
         return
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
     objects = list(check_list(object_list, "object_list"))
-    operation = SendObject(objects, to, check_tag(tag), pickles(pg, allow_pickle))
+    operation = SendObject(objects, to, check_tag(tag), pickles(pg, allow_pickle, weights_only))
     portal().start(False, pg, operation, timeout)
 
 
@@ -375,6 +394,8 @@ def recv_object_list(
     group: Group | None = None,
     device: Any = None,
     group_src: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
     *,
     tag: int = 0,
     allow_pickle: bool | None = None,
@@ -392,6 +413,9 @@ def recv_object_list(
         group: The process group; None is the default group.
         device: torch's parameter; it has no effect.
         group_src: The source's rank in the group, in place of ``src``.
+        use_batch: torch's parameter; it has no effect.
+        weights_only: Whether pickle is refused even where `init_process_group` allows it. Instances
+            of registered classes still travel.
         tag: An integer of 64 bits that must be equal on both sides.
         allow_pickle: Whether what has no other form may be pickled. None is the choice of
             `init_process_group`.
@@ -413,6 +437,6 @@ def recv_object_list(
         return -1
     finish = partial(fill_list_from, check_mutable(object_list, "object_list"))
     source = check_source(pg, src, group_src)
-    operation = RecvObject(finish, source, check_tag(tag), pickles(pg, allow_pickle))
+    operation = RecvObject(finish, source, check_tag(tag), pickles(pg, allow_pickle, weights_only))
     result: int | None = portal().start(False, pg, operation, timeout)
     return -1 if result is None else result

@@ -256,6 +256,79 @@ async def test_pickle_has_to_be_allowed_by_the_receiver_too() -> None:
     await run_ranks(SIZE, on_rank, timeout=20)
 
 
+def only_weights(what: str, objects: list[Any], given: Any) -> dist.Work[Any]:
+    """Start an operation of all ranks that brings ``given`` of one rank, or of all, into ``objects``."""
+    if what == "broadcast_object_list":
+        if given is not None:
+            objects[:] = [given] * SIZE
+        return dist.broadcast_object_list(objects, ROOT, weights_only=True)
+    if what == "all_gather_object":
+        return dist.all_gather_object(objects, given, weights_only=True)
+    if what == "gather_object":
+        at_root = objects if dist.get_rank() == ROOT else None
+        return dist.gather_object(given, at_root, ROOT, weights_only=True)
+    if what == "scatter_object_list":
+        given = None if given is None else [given] * SIZE
+        return dist.scatter_object_list(objects, given, ROOT, weights_only=True)
+    if given is not None:
+        return dist.send_object_list([given] * SIZE, 0, weights_only=True)
+    return dist.recv_object_list(objects, ROOT, weights_only=True)
+
+
+FROM_THE_ROOT = ("broadcast_object_list", "scatter_object_list", "send_object_list")
+FROM_ALL = ("all_gather_object", "gather_object")
+
+
+def given_by(what: str, rank: int, value: Any) -> Any:
+    return value if what in FROM_ALL or rank == ROOT else None
+
+
+def takes_part(what: str, rank: int) -> bool:
+    return what != "send_object_list" or rank in (0, ROOT)
+
+
+@pytest.mark.parametrize("what", FROM_THE_ROOT + FROM_ALL)
+async def test_weights_only_refuses_pickle_that_the_world_allows(what: str) -> None:
+    async def on_rank(rank: int) -> None:
+        current_world().allow_pickle = True
+        objects: list[Any] = [None] * SIZE
+        plain = {"step": 3, "weights": torch.ones(2)}
+        if takes_part(what, rank):
+            await only_weights(what, objects, given_by(what, rank, plain))
+            for arrived in objects:
+                assert arrived is None or same(arrived, plain)
+            before, given = [*objects], given_by(what, rank, Custom(1))
+            if given is not None:
+                with pytest.raises(TypeError, match="allow_pickle=True"):
+                    await only_weights(what, objects, given)
+            else:
+                with pytest.raises(dist.DistBackendError, match=r"rank 2.*TypeError"):
+                    await only_weights(what, objects, given)
+                assert same(objects, before)
+        one = torch.ones(1)
+        await dist.all_reduce(one)
+        assert one.item() == SIZE
+
+    await run_ranks(SIZE, on_rank, timeout=20)
+
+
+async def test_weights_only_refuses_what_another_rank_has_pickled() -> None:
+    async def on_rank(rank: int) -> None:
+        current_world().allow_pickle = True
+        if rank == 0:
+            await dist.send_object_list([Custom(1)], 1)
+            await dist.send_object_list([2], 1)
+        else:
+            objects = [None]
+            with pytest.raises(TypeError, match="allow_pickle=True"):
+                await dist.recv_object_list(objects, 0, weights_only=True)
+            assert objects == [None]
+            await dist.recv_object_list(objects, 0, weights_only=True)
+            assert objects == [2]
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
 async def test_lists_of_other_lengths_are_told_apart() -> None:
     async def on_rank(rank: int) -> None:
         if rank == 0:

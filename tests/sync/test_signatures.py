@@ -51,9 +51,8 @@ ADDED = {
 MISSING = {
     ("breakpoint", "skip"): "a loop counts by itself",
     ("breakpoint", "timeout_s"): "the other ranks wait without a limit",
-    ("send_object_list", "use_batch"): "concerns how NCCL opens its communicators",
-    ("recv_object_list", "use_batch"): "concerns how NCCL opens its communicators",
     ("init_process_group", "_ranks"): "private",
+    ("init_process_group", "enable_reconfigure"): "experimental; see `grow` and `shrink`",
 }
 # Other defaults.
 DEFAULTS = {
@@ -114,6 +113,15 @@ OURS = {
 LATER = {"gather_into_tensor": (2, 15), "gather_single": (2, 15), "set_timeout": (2, 15)}
 VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 YET_TO_COME = {name for name, since in LATER.items() if since > VERSION}
+# The same of parameters.
+LATER_PARAMETERS = {
+    ("init_process_group", "enable_reconfigure"): (2, 15),
+    **{
+        (name, "weights_only"): (2, 15)
+        for name in FUNCTIONS
+        if "weights_only" in inspect.signature(getattr(dist, name)).parameters
+    },
+}
 
 
 def test_later_functions_come_with_their_version() -> None:
@@ -124,11 +132,17 @@ def test_later_functions_come_with_their_version() -> None:
 def test_parameters_are_those_of_torch(name: str) -> None:
     ours, theirs = parameters(getattr(dist, name)), parameters(getattr(torch.distributed, name))
     added = {parameter for function, parameter in ADDED if function == name}
-    missing = {parameter for function, parameter in MISSING if function == name}
+    yet_to_come = {
+        parameter
+        for (function, parameter), since in LATER_PARAMETERS.items()
+        if function == name and since > VERSION
+    }
+    missing = {parameter for function, parameter in MISSING if function == name} - yet_to_come
     assert added <= ours.keys() - theirs.keys()
     assert missing <= theirs.keys() - ours.keys()
     assert all(ours[parameter].kind is inspect.Parameter.KEYWORD_ONLY for parameter in added)
-    common = [parameter for parameter in ours if parameter not in added]
+    assert not yet_to_come & theirs.keys()
+    common = [parameter for parameter in ours if parameter not in added | yet_to_come]
     assert common == [parameter for parameter in theirs if parameter not in missing]
     for parameter in common:
         mine, other = ours[parameter], theirs[parameter]
@@ -157,12 +171,14 @@ def test_parameters_are_those_that_torch_had(name: str) -> None:
 
 
 def test_the_tables_speak_of_functions_that_exist() -> None:
-    assert set(OURS) | set(ONCE) <= set(FUNCTIONS)
-    assert {name for name, _ in [*ADDED, *MISSING, *DEFAULTS]} <= set(FUNCTIONS)
+    assert set(OURS) | set(ONCE) | set(LATER) <= set(FUNCTIONS)
+    of_parameters = [*ADDED, *MISSING, *DEFAULTS, *LATER_PARAMETERS]
+    assert {name for name, _ in of_parameters} <= set(FUNCTIONS)
 
 
 # Functions that torch has and aiodist has not.
 ABSENT = {
+    "get_backend_impl": "experimental: the object of torch's backend",
     "get_debug_level": "about logs of torch's own",
     "get_pg_count": "about torch's own groups",
     "is_ucc_available": "no such backend here",

@@ -53,6 +53,18 @@ ENTRIES: list[Entry] = [
         for wrong in ("no", 2)
     ),
     (
+        "weights_only is no bool",
+        lambda h: dist.broadcast_object_list([1], 0, weights_only=1),
+        TypeError,
+        "weights_only must be True or False, not 1",
+    ),
+    (
+        "weights_only beside allow_pickle",
+        lambda h: dist.all_gather_object([None] * 3, 1, weights_only=True, allow_pickle=True),
+        InvalidUsageError,
+        "allow_pickle=True allows what weights_only=True forbids",
+    ),
+    (
         "all_gather_object: wrong length",
         lambda h: dist.all_gather_object([None] * 2, 1),
         InvalidUsageError,
