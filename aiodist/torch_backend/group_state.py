@@ -149,7 +149,12 @@ class Membership(_Base):  # type: ignore[misc]  # see above
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
+    _supports_time_estimate = False  # its name since torch 2.15, as are the names of the last four
     supports_shrinking = False
+    supports_abort_hooks = False
+    supports_completion_hooks = False
+    supports_reconfigure = False
+    supports_window = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Return False: FSDP2 then allocates the tensors of its collectives itself."""

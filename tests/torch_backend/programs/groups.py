@@ -33,7 +33,14 @@ def answers(rank: int, size: int) -> None:
     assert named.group_desc == "a description"
     assert not aiodist.sync.is_initialized()  # that API has a world of its own
     whole.set_timeout(timedelta(seconds=30))
-    if hasattr(dist, "set_timeout"):  # since torch 2.15
+    if hasattr(dist, "get_backend_impl"):  # since torch 2.15
+        assert dist.get_backend_impl() is dist.get_backend_impl(whole, torch.device("cpu")) is whole
+        assert not dist._supports_reconfigure()
+        assert not dist._supports_window()
+        assert not whole.supports_abort_hooks
+        assert not whole.supports_completion_hooks
+        with pytest.raises(NotImplementedError, match="time estimator"):
+            dist._time_estimator(device=torch.device("cpu")).__enter__()
         dist.set_timeout(timedelta(seconds=40))
         assert whole._engine.timeout == 40
         dist.set_timeout(timedelta(seconds=50), named)
