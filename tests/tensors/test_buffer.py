@@ -324,7 +324,9 @@ def opened(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
+# torch's own jvp uses torch.jit, of which torch warns: from Python 3.14 on by a FutureWarning.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
 @pytest.mark.parametrize(
     "transform",
     [

@@ -71,7 +71,7 @@ def torch_has(op: str, dtype: str) -> bool:
     one = torch.zeros(4, dtype=torch.uint8).repeat(16).view(TORCH_DTYPES[dtype_named(dtype)])
     try:
         TORCH_OPS[op](one, one)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, TypeError):  # the last since torch 2.15
         return False
     return True
 
