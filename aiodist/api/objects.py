@@ -33,7 +33,12 @@ from aiodist.groups.argument_checks import (
 )
 from aiodist.groups.handle import Group
 from aiodist.groups.message import ReceivedObject, RecvObject, SendObject
-from aiodist.groups.operation import AllGatherObject, BroadcastObject, GatherObject, ScatterObject
+from aiodist.groups.object_operation import (
+    AllGatherObject,
+    BroadcastObject,
+    GatherObject,
+    ScatterObject,
+)
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.wire.registered_types import current_types

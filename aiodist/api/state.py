@@ -12,7 +12,8 @@ from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.argument_checks import check_rank, fill_list
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
-from aiodist.groups.operation import Broadcast, BroadcastObject, Tensor
+from aiodist.groups.object_operation import BroadcastObject
+from aiodist.groups.operation import Broadcast, Tensor
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import buffer_of, decode_meta, empty_like_message, encode_meta, is_tensor

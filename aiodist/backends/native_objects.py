@@ -24,17 +24,13 @@ from aiodist.groups.collective_backend import Start
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine, raising
 from aiodist.groups.message import RecvObject, SendObject
-from aiodist.groups.operation import (
-    Agree,
-    AllGatherNew,
+from aiodist.groups.object_operation import (
     AllGatherObject,
-    BroadcastNew,
     BroadcastObject,
     GatherObject,
-    Opened,
     ScatterObject,
-    Tensor,
 )
+from aiodist.groups.operation import Agree, AllGatherNew, BroadcastNew, Opened, Tensor
 from aiodist.groups.work import Work
 from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta, scratch
 from aiodist.tensors.codec import TensorExtension

@@ -167,12 +167,17 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
     return items if isinstance(items, list) else list(items)
 
 
+def check_at_root(given: Any, name: str, group: Members, root: int) -> Any:
+    """Return what the root has to pass. Raises InvalidUsageError where it is None."""
+    if given is None:
+        raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
+    return given
+
+
 def check_root_list(items: Any, name: str, group: Members, root: int) -> list[Any] | None:
     """Return the list that only the root passes: required there, refused elsewhere unless empty."""
     if group.rank == root:
-        if items is None:
-            raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
-        return check_list(items, name, group.size)
+        return check_list(check_at_root(items, name, group, root), name, group.size)
     if items is not None and check_list(items, name):
         raise InvalidUsageError(
             f"{name} is for the root (rank {group.ranks[root]}) alone; pass None on this rank"

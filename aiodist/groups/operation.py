@@ -7,13 +7,19 @@ read and written, and by which parameters. Its `open` checks the tensors for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, dataclass_transform
 
 from aiodist.completion import T
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.argument_checks import Members, check_distinct, check_list, check_root_list
+from aiodist.groups.argument_checks import (
+    Members,
+    check_at_root,
+    check_distinct,
+    check_list,
+    check_root_list,
+)
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.sizes import split_lengths, unequal
 from aiodist.groups.tensor_checks import (
@@ -214,7 +220,8 @@ class GatherSingle(Gather):
         memory = open_one(self.tensor, "tensor", writable=False)
         if group.rank != self.root:  # torch, too, takes no notice of its output
             return Opened([memory], ())
-        place = open_one(self.outputs, "gather_tensor", writable=True)
+        given = check_at_root(self.outputs, "gather_tensor", group, self.root)
+        place = open_one(given, "gather_tensor", writable=True)
         check_times(place, "gather_tensor", memory, "tensor", group.size)
         return Opened([memory], [place], into=[memory.nbytes] * group.size)
 
@@ -520,58 +527,6 @@ class AllGatherNew(Collective[list[Tensor]]):
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
         return Opened([open_one(self.tensor, "tensor", writable=False)], ())
-
-
-# -- objects
-
-
-@description
-class BroadcastObject(Collective[T]):
-    """Send ``obj`` of ``root`` to all; the result is what ``finish(object)`` returns, on each."""
-
-    kind: ClassVar[str] = "broadcast_object"
-    has_value: ClassVar[bool] = True
-    name: str
-    """The operation's, on which the ranks have to agree."""
-    obj: Any
-    finish: Callable[[Any], T]
-    root: int
-    pickle: bool
-
-    def fingerprint(self, opened: Opened[M]) -> Fingerprint:
-        return Fingerprint(self.name, root=self.root)
-
-
-@description
-class AllGatherObject(Collective[None]):
-    """Fill ``objects[r]`` with rank r's ``obj``."""
-
-    kind: ClassVar[str] = "all_gather_object"
-    objects: list[Any]
-    obj: Any
-    pickle: bool
-
-
-@description
-class GatherObject(Collective[None]):
-    """Fill ``objects[r]`` of ``root`` with rank r's ``obj``."""
-
-    kind: ClassVar[str] = "gather_object"
-    obj: Any
-    objects: list[Any] | None
-    root: int
-    pickle: bool
-
-
-@description
-class ScatterObject(Collective[None]):
-    """Put ``inputs[r]`` of ``root`` into ``output[0]`` of rank r."""
-
-    kind: ClassVar[str] = "scatter_object_list"
-    objects: list[Any]
-    given: Sequence[Any] | None
-    root: int
-    pickle: bool
 
 
 def _filled(tensors: Any, name: str) -> list[Tensor]:

@@ -22,7 +22,12 @@ from aiodist.groups.argument_checks import (
 )
 from aiodist.groups.handle import Group
 from aiodist.groups.message import ReceivedObject, RecvObject, SendObject
-from aiodist.groups.operation import AllGatherObject, BroadcastObject, GatherObject, ScatterObject
+from aiodist.groups.object_operation import (
+    AllGatherObject,
+    BroadcastObject,
+    GatherObject,
+    ScatterObject,
+)
 from aiodist.sync.adapter import member_of
 from aiodist.sync.portal import portal
 

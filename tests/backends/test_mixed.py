@@ -11,6 +11,7 @@ import torch
 import aiodist as dist
 from aiodist.backends.mixed import MixedBackend
 from aiodist.groups.message import Recv, RecvNew, Send, SendObject
+from aiodist.groups.object_operation import BroadcastObject
 from aiodist.groups.operation import (
     Agree,
     AllGather,
@@ -24,8 +25,8 @@ from aiodist.groups.operation import (
     Barrier,
     Broadcast,
     BroadcastNew,
-    BroadcastObject,
     Gather,
+    GatherSingle,
     Operation,
     Reduce,
     ReduceScatter,
@@ -146,6 +147,7 @@ ON_ITS_DEVICE: list[Operation[Any]] = [
     Broadcast(TENSOR, 0),
     Reduce(TENSOR, 0, SUM),
     Gather(TENSOR, None, 0),
+    GatherSingle(TENSOR, None, 0),
     Scatter(TENSOR, None, 0),
     AllReduce(TENSOR, SUM),
     AllReduceCoalesced([TENSOR], SUM),

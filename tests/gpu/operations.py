@@ -89,6 +89,9 @@ async def every_operation(
     gathered = [blank() for _ in range(size)] if rank == 0 else None
     await dist.gather(mine(), gathered, 0, group)
     note("gather", *(gathered or []))
+    whole = blank(size)
+    await dist.gather_single(mine(), whole, 0, group)
+    note("gather_single", *([whole] if rank == 0 else []))
     tensor = blank()
     parts = [mine(piece) for piece in range(size)] if rank == 0 else None
     await dist.scatter(tensor, parts, 0, group)

@@ -68,6 +68,10 @@ def gather(rank: int) -> dist.Work[None]:
     return dist.gather(torch.ones(4), ts(4, 5, 4) if rank == 0 else None, 0)
 
 
+def gather_single(rank: int) -> dist.Work[None]:
+    return dist.gather_single(torch.ones(5 if rank == 1 else 4), torch.ones(12), 0)
+
+
 def scatter(rank: int) -> dist.Work[None]:
     return dist.scatter(torch.ones(4), ts(4, 5, 4) if rank == 0 else None, 0)
 
@@ -117,6 +121,7 @@ def all_gather_coalesced(rank: int) -> dist.Work[None]:
     "call",
     [
         gather,
+        gather_single,
         scatter,
         all_gather,
         all_gather_of_one_total,

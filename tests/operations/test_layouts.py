@@ -90,6 +90,9 @@ async def gathered(rank: int, make: Input) -> None:
     await dist.gather(make(rank, 4), places, ROOT)
     for number, place in enumerate(places or []):
         holds(place, number)
+    output = blank(12)
+    await dist.gather_single(make(rank, 4), output, ROOT)
+    holds(output, *((0, 1, 2) if rank == ROOT else (blank(1)[0],)))
 
 
 async def scattered(rank: int, make: Input) -> None:
@@ -222,6 +225,22 @@ async def test_input_and_output_may_be_the_same_memory() -> None:
             assert whole[count - 1 :: count].tolist() == expected
             await dist.scatter(places[rank], places if rank == ROOT else None, ROOT)
             assert places[rank][0].item() == rank
+
+    await run_ranks(SIZE, on_rank, timeout=20)
+
+
+async def test_gather_and_gather_single_are_one_operation() -> None:
+    async def on_rank(rank: int) -> None:
+        own = torch.full((4,), float(rank))
+        if rank == ROOT:
+            whole, places = blank(12), blanks()
+            await dist.gather_single(own, whole, ROOT)
+            holds(whole, 0, 1, 2)
+            await dist.gather(own, places, ROOT)
+            holds(torch.cat(places), 0, 1, 2)
+        else:
+            await dist.gather(own, None, ROOT)
+            await dist.gather_single(own, None, ROOT)
 
     await run_ranks(SIZE, on_rank, timeout=20)
 

@@ -82,6 +82,7 @@ def test_the_future_of_a_collective_is_as_torchs() -> None:
         dist.all_gather(one, tensor, async_op=True).get_future().wait(),
         dist.gather(tensor, one, 0, async_op=True).get_future().wait(),
         dist.all_gather_into_tensor(one[0], tensor, async_op=True).get_future().wait(),
+        dist.gather_single(tensor, one[0], 0, async_op=True).get_future().wait(),
     ]
     assert all(value[0] is one[0] for value in values)
     assert dist.barrier(async_op=True).get_future().wait() == []

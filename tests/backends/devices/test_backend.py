@@ -285,7 +285,9 @@ PART = HALF // 4 * 3
 
 
 @pytest.mark.parametrize("shift", [-PART, -PART // 3, 0, PART // 3, PART])
-@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "gather", "scatter"])
+@pytest.mark.parametrize(
+    "operation", ["all_gather", "reduce_scatter", "gather", "gather_single", "scatter"]
+)
 async def test_inputs_are_read_before_outputs_over_them_are_written(
     operation: str, shift: int, memories: Callable[..., MemfdMemory]
 ) -> None:
@@ -296,10 +298,12 @@ async def test_inputs_are_read_before_outputs_over_them_are_written(
         whole = torch.arange(5 * n, dtype=torch.int32) * (rank + 1)
         blocks, one = whole[n : 4 * n], whole[n * (rank + 1) + shift :][:n]
         alone = [torch.arange(5 * n, dtype=torch.int32) * (r + 1) for r in range(3)]
-        if operation in ("all_gather", "gather"):
+        if operation in ("all_gather", "gather", "gather_single"):
             given = [each[n * (r + 1) + shift :][:n] for r, each in enumerate(alone)]
             if operation == "all_gather":
                 await dist.all_gather_into_tensor(blocks, one)
+            elif operation == "gather_single":
+                await dist.gather_single(one, blocks, 0)
             else:
                 await dist.gather(one, list(blocks.split(n)) if not rank else None, 0)
             if operation == "all_gather" or not rank:

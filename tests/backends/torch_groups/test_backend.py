@@ -153,6 +153,7 @@ async def test_invalid_arguments_are_refused_at_the_call(
         lambda rank: dist.gather(
             torch.ones(4 + rank), [torch.zeros(4) for _ in range(3)] if rank == 0 else None, 0
         ),
+        lambda rank: dist.gather_single(torch.ones(5 if rank == 1 else 4), torch.ones(12), 0),
         lambda rank: dist.scatter(
             torch.ones(4), [torch.zeros(4 + other) for other in range(3)] if rank == 0 else None, 0
         ),
@@ -168,7 +169,7 @@ async def test_invalid_arguments_are_refused_at_the_call(
             [torch.zeros(1), torch.zeros(2 if rank else 4), torch.zeros(4 if rank else 2)],
         ),
     ],
-    ids=["gather", "scatter", "all_to_all", "all_gather", "reduce_scatter"],
+    ids=["gather", "gather_single", "scatter", "all_to_all", "all_gather", "reduce_scatter"],
 )
 async def test_ranks_that_disagree_about_lengths_all_raise(call: Callable[[int], Any]) -> None:
     """torch itself would hang, or mix up memory."""

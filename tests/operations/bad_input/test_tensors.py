@@ -202,8 +202,8 @@ ENTRIES: list[Entry] = [
     (
         "gather_single: nothing on the root",
         lambda h: dist.gather_single(t(4), None, ME),
-        TypeError,
-        r"gather_tensor must be a torch\.Tensor or numpy\.ndarray, not NoneType",
+        InvalidUsageError,
+        "gather_tensor is required on the root, rank 1",
     ),
     (
         "reduce_scatter_tensor: size",
