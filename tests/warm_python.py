@@ -164,4 +164,7 @@ if __name__ == "__main__":
         if not isinstance(end.code, int | None):
             raise
         _end(end.code or 0)
+    except BaseException:
+        gc.unfreeze()  # else modules that are taken apart find objects left, and triton's says so
+        raise
     _end(0)
