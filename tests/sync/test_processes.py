@@ -143,6 +143,7 @@ def test_ctrl_c_ends_a_blocking_call_at_once(script: Script, tmp_path: Path) -> 
             print("interrupted", flush=True)
     assert not work.is_completed()
     work.cancel()
+    print("cancelled", flush=True)
     """
     )
     ranks = [script(source, tmp_path / "store", rank) for rank in (0, 1)]
@@ -157,6 +158,7 @@ def test_ctrl_c_ends_a_blocking_call_at_once(script: Script, tmp_path: Path) -> 
         assert out.readline() == "interrupted\n"
         slowest = max(slowest, time.monotonic() - begin)
     assert slowest < scaled(1)
+    assert out.readline() == "cancelled\n"  # before rank 1 leaves, whose end completes the work
     assert ranks[1].stdin is not None
     ranks[1].stdin.write("\n")
     ranks[1].stdin.flush()
