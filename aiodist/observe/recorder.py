@@ -303,7 +303,7 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
         started=record.started,
         finished=finished,
         state=record.state if finished else RUNNING,
-        error=str(record.error or ""),
+        error=str(record.error or "") if finished else "",
         waiting_for=tuple(record.waiting_for if work is None else work._waiting_for()),
         awaited=work is not None and work._is_awaited,
     )

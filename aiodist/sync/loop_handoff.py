@@ -244,17 +244,19 @@ class LoopHandoff:
                     loop.run_once()
         finally:
             try:
-                self._stop_running()
+                self._stop_running(ended)
             finally:  # once more: a signal's handler may raise in there
-                self._stop_running()
+                self._stop_running(ended)
         return not ended.locked()
 
-    def _stop_running(self) -> None:
-        """End `run_until`. Idempotent."""
+    def _stop_running(self, ended: threading.Lock) -> None:
+        """End `run_until` for ``ended``. Idempotent."""
         if self.is_interrupted:
             self._running.release()
-        self._runner = 0
-        self.sleeper = None
+        # Invariant: once `sleeper` is None, the state is that of another thread that may be in `run_until`.
+        if self.sleeper is ended:
+            self._runner = 0
+            self.sleeper = None
         asyncio._set_running_loop(None)
 
     def _sleep_driving(self, timeout: float | None) -> None:

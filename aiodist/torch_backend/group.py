@@ -235,14 +235,14 @@ class TorchGroup(Membership):
 
         return self._start("gather", start, _flat(output_tensors), opts)
 
-    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> c10d.Work:
+    def gather_single(self, output: Tensor | None, input: Tensor, opts: Any = None) -> c10d.Work:
         given_root = root_rank(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "dst")
             return group.start(GatherSingle(input, output, root), timeout)
 
-        return self._start("gather_single", start, [output], opts)
+        return self._start("gather_single", start, [] if output is None else [output], opts)
 
     @also_short("output_tensor", "input_tensors", "root", "timeout")
     def scatter(

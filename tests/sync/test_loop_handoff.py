@@ -939,3 +939,14 @@ def test_an_interrupt_before_a_thread_drives_again_leaves_the_loop_to_others(
     handoff.abandon(False)
     until(handoff.acquire)
     handoff.give_back()
+
+
+def test_the_end_of_a_run_leaves_alone_the_thread_that_runs_next() -> None:
+    """It is done twice, and after the first time another thread may run the loop."""
+    handoff = LoopHandoff()
+    mine, others = threading.Lock(), threading.Lock()
+    handoff.sleeper, handoff._runner = others, 1
+    handoff._stop_running(mine)
+    assert (handoff.sleeper, handoff._runner) == (others, 1)
+    handoff._stop_running(others)
+    assert (handoff.sleeper, handoff._runner) == (None, 0)

@@ -189,7 +189,10 @@ class WrappedGroup:
         return running
 
     def _let_last(self, seconds: float) -> None:
-        """Have torch's timeout, which is one for all operations, come after ``seconds``, that of one."""
+        """Have torch's timeout, which is one for all collectives, come after ``seconds``, that of one.
+
+        Messages of Gloo keep the timeout with which the group was made.
+        """
         if seconds > self._longest:
             self._longest = seconds
             limit = min(seconds + _MARGIN, _LONGEST)
