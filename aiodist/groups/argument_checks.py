@@ -56,7 +56,7 @@ def arrived(obj: Any) -> Any:
 def pickles(group: GroupFacts, allow_pickle: bool | None, weights_only: bool = False) -> bool:
     """Return ``allow_pickle``; where None, what ``init_process_group`` was told.
 
-    ``weights_only``: always return False.
+    ``weights_only``: if True, return False.
     """
     allowed = group.world.allow_pickle
     if allow_pickle is not None:
@@ -168,7 +168,7 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
 
 
 def check_at_root(given: Any, name: str, group: Members, root: int) -> Any:
-    """Return what the root has to pass. Raises InvalidUsageError where it is None."""
+    """Return what the root has to pass. Raises InvalidUsageError if it is None."""
     if given is None:
         raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
     return given

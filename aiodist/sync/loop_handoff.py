@@ -253,7 +253,7 @@ class LoopHandoff:
         """End `run_until` for ``ended``. Idempotent."""
         if self.is_interrupted:
             self._running.release()
-        # Invariant: once `sleeper` is None, the state is that of another thread that may be in `run_until`.
+        # Invariant: another thread may be in `run_until` if `sleeper` is not ours: the state is its own.
         if self.sleeper is ended:
             self._runner = 0
             self.sleeper = None

@@ -41,7 +41,12 @@ def reduce_op(opts: Any) -> Callable[[], ReduceOp]:
 
 
 def root_rank(opts: Any) -> int:
-    """Return the root that options name, or rank 0 where there are no options."""
+    """Return the root that options name, or rank 0 where there are no options.
+
+    Raises TypeError for a number, which a method with the short form takes before this.
+    """
+    if isinstance(opts, int):
+        raise TypeError(f"opts must be an object with a rootRank, not {opts}")
     return getattr(opts, "rootRank", 0)
 
 

@@ -458,7 +458,7 @@ async def test_a_timeout_that_is_set_holds_for_later_operations() -> None:
     await run_ranks(2, on_rank, timeout=2 * LIMIT)
 
 
-async def test_what_cannot_be_set_as_a_timeout() -> None:
+async def test_a_wrong_timeout_is_refused_and_the_old_one_stays() -> None:
     async def on_rank(number: int) -> None:
         for wrong in (0, -3, timedelta(0)):
             with pytest.raises(dist.InvalidUsageError, match="timeout must be positive"):

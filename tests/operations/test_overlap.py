@@ -63,12 +63,18 @@ def reduce_scatter_of_list(
     return dist.reduce_scatter(place, data), [place], [total(rank, count)]
 
 
+def own_within(start: Callable[[int, int], int], rank: int, count: int) -> tuple[Array, Array]:
+    """An array for the blocks of all ranks, and this rank's block, which lies in it from ``start`` on."""
+    whole = np.zeros(SIZE * count, np.float32)
+    first = start(rank, count)
+    own = whole[first : first + count]
+    own[:] = block(rank, 0, count)
+    return whole, own
+
+
 def all_gather_at(start: Callable[[int, int], int]) -> Case:
     def case(rank: int, count: int) -> tuple[dist.Work[None], Sequence[Array], Sequence[Array]]:
-        whole = np.zeros(SIZE * count, np.float32)
-        first = start(rank, count)
-        own = whole[first : first + count]
-        own[:] = block(rank, 0, count)
+        whole, own = own_within(start, rank, count)
         expected = np.concatenate([block(r, 0, count) for r in range(SIZE)])
         return dist.all_gather_into_tensor(whole, own), [whole], [expected]
 
@@ -88,10 +94,7 @@ def gather_single_at(start: Callable[[int, int], int]) -> Case:
     def case(rank: int, count: int) -> tuple[dist.Work[None], Sequence[Array], Sequence[Array]]:
         if rank:
             return dist.gather_single(block(rank, 0, count)), [], []
-        whole = np.zeros(SIZE * count, np.float32)
-        first = start(rank, count)
-        own = whole[first : first + count]
-        own[:] = block(rank, 0, count)
+        whole, own = own_within(start, rank, count)
         expected = np.concatenate([block(r, 0, count) for r in range(SIZE)])
         return dist.gather_single(own, whole), [whole], [expected]
 
@@ -102,10 +105,7 @@ def gather_at(start: Callable[[int, int], int]) -> Case:
     def case(rank: int, count: int) -> tuple[dist.Work[None], Sequence[Array], Sequence[Array]]:
         if rank:
             return dist.gather(block(rank, 0, count)), [], []
-        whole = np.zeros(SIZE * count, np.float32)
-        first = start(rank, count)
-        own = whole[first : first + count]
-        own[:] = block(rank, 0, count)
+        whole, own = own_within(start, rank, count)
         places = np.split(whole, SIZE)
         return dist.gather(own, places), places, [block(r, 0, count) for r in range(SIZE)]
 

@@ -194,9 +194,9 @@ class WrappedGroup:
         Messages of Gloo keep the timeout with which the group was made.
         """
         if seconds > self._longest:
-            self._longest = seconds
             limit = min(seconds + _MARGIN, _LONGEST)
             self._torch._set_default_timeout(timedelta(seconds=limit))
+            self._longest = seconds
 
     def give_up(self) -> None:
         """An operation failed or was cancelled half way, which torch cannot take back.

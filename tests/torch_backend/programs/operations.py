@@ -150,6 +150,11 @@ def short_forms(rank: int, size: int) -> None:
     gathered = [torch.zeros(size, 2) for _ in range(size)] if rank == 1 else []
     group.gather(gathered, mine(), 1).wait()
     assert all(torch.equal(each, full(r + 1)) for r, each in enumerate(gathered))
+    options = dist.distributed_c10d.GatherOptions()
+    options.rootRank = 1
+    place = torch.zeros(size * size, 2) if rank == 1 else None
+    group.gather_single(place, mine(), options).wait()
+    assert place is None or torch.equal(place, torch.cat([full(r + 1) for r in range(size)]))
     parts = [full(r + 1) for r in range(size)]
     one = torch.zeros(size, 2)
     group.scatter(one, parts if rank == 1 else [], 1).wait()
@@ -195,6 +200,12 @@ def keywords(rank: int, size: int) -> None:
     gives(group.gather, output_tensors=[[zeros()]], input_tensors=[ones()])
     gives(group.gather, output_tensors=[zeros()], input_tensor=ones(), root=0)
     gives(group.gather_into_tensor, output=zeros(), input=ones())
+    refusal = ""
+    try:
+        group.gather_single(zeros(), ones(), 1)
+    except TypeError as error:
+        refusal = str(error)
+    assert "rootRank" in refusal
     gives(group.scatter, output_tensors=[zeros()], input_tensors=[[ones()]])
     gives(group.alltoall, output_tensors=[zeros()], input_tensors=[ones()])
     gives(group.alltoall_base, output=zeros(), input=ones(), **no_splits, timeout=limit)
