@@ -10,7 +10,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import World, use_world
 from aiodist.testing import run_ranks
-from tests.engine.deaths import die
+from tests.engine.deaths import barrier_of_all, die
 from tests.limits import scaled
 
 
@@ -42,7 +42,7 @@ async def test_a_dead_rank_is_lost_and_its_replacement_joins(monkeypatch):
 
     async def main(rank):
         events = dist.membership()
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 1:
             await die()
             await asyncio.create_task(replacement(), context=contextvars.copy_context())

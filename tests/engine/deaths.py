@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import aiodist as dist
 from aiodist.groups.world import current_world
+
+
+async def barrier_of_all(ranks: asyncio.Barrier) -> None:
+    """A barrier that has ended on every rank, not on this one alone, before any of them goes on.
+
+    An operation fails on the ranks that are still in it when another one dies.
+    """
+    await dist.barrier()
+    await ranks.wait()
 
 
 async def die() -> None:

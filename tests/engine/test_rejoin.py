@@ -20,7 +20,7 @@ from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
 from aiodist.p2p.connector import Connector
 from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome, ranks_of
-from tests.engine.deaths import die
+from tests.engine.deaths import barrier_of_all, die
 from tests.limits import scaled
 from tests.warm_python import WarmPython
 
@@ -106,7 +106,7 @@ async def test_a_replacement_takes_the_place_of_the_lost(
         await all_work(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == dead:
             await die()
             await newcomer(replacement)
@@ -185,7 +185,7 @@ async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
         await all_work(4)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank in (1, 3):
             await die()
             await newcomer(lambda: replacement(rank))
@@ -210,7 +210,7 @@ async def test_members_of_which_one_grows_and_one_shrinks_go_on_with_the_same_gr
         await all_work(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 2:
             await die()
             await newcomer(replacement)
@@ -230,8 +230,10 @@ async def test_members_of_which_one_grows_and_one_shrinks_go_on_with_the_same_gr
 async def test_grow_without_a_newcomer_leaves_out_the_dead_and_names_them(
     sockets: RunRanks, store: dist.Store
 ) -> None:
+    met = asyncio.Barrier(3)
+
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(met)
         if rank == 2:
             await die()
             return
@@ -350,7 +352,7 @@ async def test_the_coordinator_dies_before_it_has_welcomed_the_newcomer(
         await go_on()
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 1:
             await die()
             await newcomer(replacement)
@@ -371,10 +373,11 @@ async def test_a_rank_may_be_replaced_again(sockets: RunRanks, store: dist.Store
     async def replacement() -> None:
         await dist.rejoin(store, 1, timeout=20)
         await all_work(2)
+        await over.wait()  # it has ended on the other rank too
         await die()
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 1:
             await die()
             for _ in range(2):
@@ -386,6 +389,7 @@ async def test_a_rank_may_be_replaced_again(sockets: RunRanks, store: dist.Store
                 group = await dist.grow(store, [1])
                 assert group.generation == 2 * number + 2
                 await all_work(2)
+                await over.wait()
         await over.wait()
 
     await sockets(2, main)
@@ -421,7 +425,7 @@ async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: 
     over = asyncio.Barrier(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 1:
             await die()
         else:
@@ -449,7 +453,7 @@ async def test_the_members_hear_why_the_coordinator_looks_no_more(
     await store.set(f"rejoin/{_place_of(1)}", entry)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 1:
             await die()
         else:
@@ -500,7 +504,7 @@ async def test_grow_waits_for_rank_0_of_an_array(inproc: RunRanks, store: dist.S
     over = asyncio.Barrier(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 0:
             await die()
         else:
@@ -622,9 +626,11 @@ async def test_a_missing_argument_of_rejoin_is_named(
     await inproc(2, main)
 
 
-async def outlives_rank_2(rank: int, replacement: Callable[[], Awaitable[None]]) -> bool:
+async def outlives_rank_2(
+    rank: int, met: asyncio.Barrier, replacement: Callable[[], Awaitable[None]]
+) -> bool:
     """Rank 2 dies and is replaced, which returns False; the others shrink, which returns True."""
-    await dist.barrier()
+    await barrier_of_all(met)
     if rank == 2:
         await die()
         await newcomer(replacement)
@@ -642,13 +648,15 @@ async def test_a_member_follows_late_by_a_second_call_of_grow(
     monkeypatch.setattr(rejoining, "_GREETING_SECONDS", 0.2)
     timed_out, is_in = asyncio.Event(), asyncio.Event()
 
+    met = asyncio.Barrier(3)
+
     async def replacement() -> None:
         await dist.rejoin(store, 2, timeout=20)
         is_in.set()
         await all_work(3)
 
     async def main(rank: int) -> None:
-        if not await outlives_rank_2(rank, replacement):
+        if not await outlives_rank_2(rank, met, replacement):
             return
         if rank == 1:
             with pytest.raises(dist.CollectiveTimeoutError, match="a later call goes on"):
@@ -677,12 +685,14 @@ async def test_grow_that_is_cancelled_while_it_welcomes_is_called_again(
 
     monkeypatch.setattr(recovery, "welcome", slow)
 
+    met = asyncio.Barrier(3)
+
     async def replacement() -> None:
         await dist.rejoin(store, 2, timeout=20)
         await all_work(3)
 
     async def main(rank: int) -> None:
-        if not await outlives_rank_2(rank, replacement):
+        if not await outlives_rank_2(rank, met, replacement):
             return
         growing = asyncio.ensure_future(dist.grow(store, [2]))
         if rank == 1:
@@ -709,12 +719,14 @@ async def test_grow_ends_in_time_where_the_store_no_longer_answers_a_welcome(
 
     monkeypatch.setattr(recovery, "welcome", frozen)
 
+    met = asyncio.Barrier(3)
+
     async def replacement() -> None:
         await dist.rejoin(store, 2, timeout=20)
         await all_work(3)
 
     async def main(rank: int) -> None:
-        if await outlives_rank_2(rank, replacement):
+        if await outlives_rank_2(rank, met, replacement):
             assert list((await dist.grow(store, [2], timeout=2)).ranks) == [0, 1, 2]
             await all_work(3)
 

@@ -15,7 +15,7 @@ from aiodist.groups.agreement import DONE
 from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
 from tests.engine.conftest import RunRanks, engine_of, outcome
-from tests.engine.deaths import die
+from tests.engine.deaths import barrier_of_all, die
 from tests.limits import scaled, until
 
 
@@ -49,7 +49,7 @@ async def test_the_others_go_on_without_the_dead(ranks: RunRanks, dead: int) -> 
     over = asyncio.Barrier(4)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == dead:
             await die()
         else:
@@ -69,11 +69,11 @@ async def test_the_others_go_on_without_the_dead(ranks: RunRanks, dead: int) -> 
 
 async def test_ranks_that_die_during_the_agreement_and_after_it(ranks: RunRanks) -> None:
     """0 is dead; 1, the coordinator, dies when it has asked; then 2; the last one is alone."""
-    over = asyncio.Barrier(4)
+    over, worked = asyncio.Barrier(4), asyncio.Barrier(2)
     asked = asyncio.Event()
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 0:
             await die()
         elif rank == 1:
@@ -92,6 +92,7 @@ async def test_ranks_that_die_during_the_agreement_and_after_it(ranks: RunRanks)
             while 1 in group.ranks:
                 group = await dist.shrink(group)
             await works(group, [2, 3])
+            await worked.wait()
             await die()
         else:
             await asyncio.sleep(0)
@@ -99,6 +100,7 @@ async def test_ranks_that_die_during_the_agreement_and_after_it(ranks: RunRanks)
             while 1 in group.ranks:
                 group = await dist.shrink(group)
             await works(group, [2, 3])
+            await worked.wait()
             with pytest.raises(dist.PeerLostError):  # at once, where its end is known by now
                 await dist.irecv(np.zeros(1), 2)
             group = await dist.shrink()
@@ -114,7 +116,7 @@ async def test_a_subgroup_shrinks_by_itself(ranks: RunRanks) -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group([3, 1, 2], sort_ranks=False)
         other = await dist.new_group([0, 1])
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 2:
             await die()
         elif rank:
@@ -450,7 +452,7 @@ async def test_a_rank_that_the_others_gave_up_does_not_go_on_alone(ranks: RunRan
     over = asyncio.Barrier(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 1:
             await die()
             notice = LossNotice(

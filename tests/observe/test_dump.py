@@ -27,7 +27,7 @@ from aiodist.launch import JobSpec
 from aiodist.observe.folder import read_parts, write_part
 from aiodist.observe.observer import Observer
 from aiodist.testing import run_ranks
-from tests.engine.deaths import die
+from tests.engine.deaths import barrier_of_all, die
 from tests.observe.made import op, part
 
 
@@ -232,7 +232,7 @@ async def test_survivors_leave_the_dump_about_a_lost_rank(
     over = asyncio.Barrier(3)
 
     async def main(rank: int) -> None:
-        await dist.barrier()
+        await barrier_of_all(over)
         if rank == 2:
             await die()
         else:
