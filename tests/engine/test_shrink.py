@@ -235,16 +235,19 @@ async def test_a_rank_that_closes_the_group_while_others_agree_is_left_out(
 ) -> None:
     """Also where it coordinates, or has promised to take part."""
     begun = asyncio.Event()
+    agreements: dict[int, Any] = {}
 
     async def main(rank: int) -> None:
         group = await dist.new_group([0, 1, 2])
         assert isinstance(group, dist.ProcessGroup)
+        agreements[rank] = engine_of(group).agreements._agreements
+        await dist.barrier()
         if rank == closing:
-            agreements = engine_of(group).agreements
             waiting = asyncio.create_task(dist.shrink(group)) if enters else None
-            await until(
-                lambda: any(a._waiting or a._joined for a in agreements._agreements.values())
-            )
+            if enters:  # until the coordinator has heard the promise: the goodbye comes behind it
+                await until(lambda: any(a._joined for a in agreements[0].values()))
+            else:
+                await until(lambda: any(a._waiting for a in agreements[closing].values()))
             group.abort()
             if waiting is not None:
                 with pytest.raises(dist.GroupClosedError):
@@ -435,9 +438,12 @@ async def test_a_rank_that_has_gone_on_still_says_how_after_it_destroyed_the_old
 
 
 async def test_operations_in_progress_on_the_old_group_fail(inproc: RunRanks) -> None:
+    sent = asyncio.Barrier(2)
+
     async def main(rank: int) -> None:
         waits = dist.irecv(np.zeros(1), 1 - rank)
         await dist.isend(np.zeros(1), 1 - rank, tag=3)
+        await sent.wait()
         group = await dist.shrink()
         assert isinstance(await outcome(waits), dist.GroupRevokedError)
         stray = dist.irecv(np.ones(1), 1 - rank, group, tag=3)  # not the message to the old group
@@ -528,10 +534,12 @@ async def test_a_rank_outside_has_no_say(inproc: RunRanks) -> None:
 
 
 async def test_replaced_groups_are_forgotten(ranks: RunRanks) -> None:
+    met = asyncio.Barrier(2)
+
     async def main(rank: int) -> None:
         for _ in range(MAX_REPLACED + 4):
             await dist.shrink()
-            await dist.barrier()
+            await barrier_of_all(met)
         groups = current_world().groups
         assert len(groups) == MAX_REPLACED + 1  # the default one, and those that it follows on
         assert dist.group.WORLD.group_name == f"default_pg~{MAX_REPLACED + 4}"
