@@ -17,6 +17,7 @@ from aiodist.groups.naming import neighbours
 from aiodist.groups.world import World, current_world
 from aiodist.testing import run_ranks
 from tests.engine.conftest import RunRanks, engine_of, outcome
+from tests.engine.deaths import barrier_of_all
 from tests.limits import until
 
 
@@ -310,15 +311,14 @@ async def test_a_timeout_lists_all_that_are_missing_with_what_they_did_last(
     ranks: RunRanks, wait_all_ranks: bool | None
 ) -> None:
     monitored = wait_all_ranks is not None  # which names all whatever is asked for
-    over = asyncio.Event()
+    over, met = asyncio.Event(), asyncio.Barrier(4)
+    entered = asyncio.Event()
 
     async def main(rank: int) -> BaseException | None:
-        await dist.barrier()
-        if rank == 3:
-            await over.wait()
-        else:
+        await barrier_of_all(met)
+        if rank != 3:
             await dist.send(np.zeros(2), 3, tag=rank)
-        if rank == 2:
+        if rank >= 2:
             await over.wait()
         limit = 0.1 if rank == 1 else None
         start: Start
@@ -331,7 +331,12 @@ async def test_a_timeout_lists_all_that_are_missing_with_what_they_did_last(
             def start() -> dist.Work[None]:
                 return dist.all_reduce(np.zeros((2, 3), np.int16), timeout=limit)
 
-        error = await outcome(start())
+        if rank == 1:
+            await entered.wait()
+        work = start()
+        if rank == 0:
+            entered.set()
+        error = await outcome(work)
         over.set()
         await dist.barrier()
         return error
