@@ -14,6 +14,7 @@ from aiodist.errors import (
     CollectiveMismatchError,
     DistError,
     GroupClosedError,
+    PeerLostError,
 )
 from aiodist.groups.diagnostics import (
     describe_missing,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _PRUNE = 64
 
+_WORD_SECONDS = 0.4
+"""How long the word that a collective has failed may take longer than the goodbye of a rank that has it."""
+
 
 class AskingGroup(GroupFacts, Protocol):
     """A group that asks its members what they do instead of an operation that takes too long."""
@@ -53,6 +57,10 @@ class CollectiveGroup(AskingGroup, Protocol):
 
     rank: int
     size: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, and all operations fail."""
 
     def late_mismatch(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""
@@ -82,6 +90,7 @@ class CollectiveContext:
         "_informed",
         "_key",
         "_messenger",
+        "_postponed",
         "_ranks",
         "_recvs",
         "_sends",
@@ -111,6 +120,7 @@ class CollectiveContext:
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self._informed: frozenset[int] = frozenset()  # the ranks that know which collective this is
+        self._postponed: PeerLostError | None = None
         self.meets = False
         """Whether it waits until all ranks have begun, in another library."""
         self.communicator: ShmCommunicator | None = None
@@ -292,6 +302,24 @@ class CollectiveContext:
     def hand_back(self) -> Callable[[], None] | None:
         return None
 
+    def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
+        """Wait where a peer has left, perhaps because the operation failed, for the word of that.
+
+        The rank where it failed tells all. This rank may hear sooner that one which was told has left.
+        """
+        if (
+            error is self._postponed  # its time is up
+            or self.size == 2  # nobody else could tell
+            or self._group.has_ended
+            or not isinstance(error, PeerLostError)
+            or error.departure == "died"
+        ):
+            return False
+        if self._postponed is None:
+            self._postponed = error
+            self._group.world.loop.call_later(_WORD_SECONDS, fail, error)
+        return True
+
     def close(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
         communicator, self.communicator = self.communicator, None
@@ -354,6 +382,9 @@ class CollectiveContext:
             }
             fail(timed_out(self.describe(), seconds, why, waiting, fields))
 
+        if self._postponed is not None:
+            fail(self._postponed)
+            return
         here = self._ranks[self.rank]
         others = [rank for rank in self._ranks if rank != here]
         self._group.status_queries.call(self.sequence, others, done)
@@ -436,6 +467,9 @@ class MessageContext:
     def hand_back(self) -> Callable[[], None] | None:
         recv = self.recv
         return None if recv is None else partial(recv.hand_back, self._messenger.inbox)
+
+    def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
+        return False  # its failure concerns the two ranks alone
 
     def close(self, error: BaseException | None) -> BaseException | None:
         if error is not None:

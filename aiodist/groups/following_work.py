@@ -70,6 +70,9 @@ class _Following:
     def hand_back(self) -> Callable[[], None] | None:
         return None  # the first work is a collective
 
+    def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
+        return False  # the first one did
+
     def close(self, error: BaseException | None) -> BaseException | None:
         if not self._first.is_completed():
             self._first.cancel()

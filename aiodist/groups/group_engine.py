@@ -466,10 +466,10 @@ class GroupEngine(Messaging):
         if self._messenger is not None:
             for work in self.under_way():
                 self._fail_departed_later(work)
-        elif any(rank in work._waiting_for() for work in self._active.values()):
-            self.peer_lost(error)
-        else:
-            self._fail_lonely()
+            return
+        for work in [w for w in self._active.values() if rank in w._waiting_for()]:
+            work._fail(error.again())
+        self._fail_lonely()
 
     def go_on_without(self, rank: int) -> None:
         """End the group: its member ``rank`` closed the one before it, and has never made this one."""

@@ -257,6 +257,11 @@ class GroupLifecycle(ABC):
         self.endpoint.inbox.forget_group(self.id)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, and all operations fail."""
+        return self._error is not None
+
+    @property
     def is_told(self) -> bool:
         """Whether a revocation is no news: a lost member has ended the group, or it has a successor."""
         return self.successor is not None or isinstance(self._error, PeerLostError)

@@ -47,6 +47,12 @@ class OperationContext(Protocol):
     def sleeper(self) -> ShmCommunicator | None:
         """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
 
+    def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
+        """Return whether the operation, which ended by ``error``, is to end a little later.
+
+        Then ``fail`` will be called with ``error``. Another error that comes before counts in its place.
+        """
+
     def close(self, error: BaseException | None) -> BaseException | None:
         """Take back what is left of the operation, which ended. Returns the error to report."""
 
@@ -166,9 +172,13 @@ class Work(Coroutine[Any, Any, T]):
             self._context.expired(seconds, self._fail)
 
     def _ended(self, value: T | None, error: BaseException | None) -> None:
-        context, self._context = self._context, None
+        context = self._context
         if context is None:
             return
+        if error is not None and context.postpones(error, self._fail):
+            self._driver = None
+            return
+        self._context = None
         if self._deadline_in is not None:
             self._deadline_in.pop(self, None)
             self._deadline_in = None

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from aiodist.transport.base_transport import Connection
 
 QUIET_SECONDS = 0.4
-"""Seconds without data after which a rank counts as cut off if one of its streams has ended."""
+"""Seconds without data after which a rank counts as cut off if a stream without its data has ended."""
 
 
 class LossSuspicion:
-    """One of two streams to a rank has ended without a goodbye.
+    """A stream on which a rank has sent nothing has ended without a goodbye.
 
-    If the rank leaves or has died, its last data still arrives on the other stream, which then
-    ends, too. ``verdict()``, that the rank is cut off, is therefore called only when no data has
-    come for a while.
+    If the rank leaves or has died, its last data still arrives on another stream, which then ends,
+    too. ``verdict()``, that the rank is cut off, is therefore called only when no data has come for
+    a while.
     """
 
     def __init__(self, bytes_heard: Callable[[], int], verdict: Callable[[], None]) -> None:

@@ -437,9 +437,10 @@ class Endpoint:
         if peer is None or peer.error is not None or self._closed:
             return
         certain = peer.said_goodbye or link.carries or isinstance(error, ProtocolError)
-        if not certain and self._has_another(peer):
+        if not certain:
             # A leaving peer ends all its links at once and says goodbye only on the one that
-            # carries its messages. The goodbye may still be on its way.
+            # carries its messages. The goodbye may still be on its way: on that link, of which this
+            # rank may know nothing yet, or by the heartbeat threads.
             if peer.doubt is None:
                 peer.doubt = LossSuspicion(
                     lambda: peer.bytes_heard, partial(self._lost, peer, error)
@@ -455,10 +456,6 @@ class Endpoint:
         # A rank that died before it connected is noticed only by connecting to it.
         peer.watch = None
         self.reach(peer.rank)
-
-    def _has_another(self, peer: Peer) -> bool:
-        # A connection before its handshake may be from this peer, with its goodbye in the stream.
-        return bool(self._pending) or any(link.failed is None for link in peer.links)
 
     def _lost(self, peer: Peer, error: BaseException | None) -> None:
         if peer.error is not None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.groups import contexts
+from aiodist.groups.contexts import CollectiveContext
+from aiodist.links.rank_info import RankInfo
+from aiodist.p2p import departure
+from aiodist.p2p.connector import Connector
+from aiodist.p2p.peer import Peer
 from aiodist.testing import run_ranks
+from tests.limits import scaled
 
 TRANSPORTS = ("inproc", "tcp", "unix", "shm")
 
@@ -36,6 +45,81 @@ async def test_a_cancellation_does_too(transport: str) -> None:
     names = ["CollectiveCancelledError"] * 4
     names[2] = "CancelledError"
     assert await run_ranks(4, cancel, transport) == names
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "unix"])
+async def test_a_word_that_comes_after_other_ranks_have_left_counts(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 0 and 3 have it from rank 2, and leave. Rank 1 finds that they are gone, and has it later."""
+    monkeypatch.setattr(contexts, "_WORD_SECONDS", scaled(20))
+    monkeypatch.setattr(departure, "LAST_SECONDS", scaled(20))
+    connect, postpones, gone = Connector.connect, CollectiveContext.postpones, asyncio.Event()
+
+    async def late(self: Connector, peer: Peer, own: RankInfo) -> Any:
+        if (own.rank, peer.rank) in ((1, 2), (2, 1)):
+            await gone.wait()
+        return await connect(self, peer, own)
+
+    def postponed(self: CollectiveContext, *ending: Any) -> bool:
+        waits = postpones(self, *ending)
+        if self.rank == 1:
+            gone.set()
+        return waits
+
+    monkeypatch.setattr(Connector, "connect", late)
+    monkeypatch.setattr(CollectiveContext, "postpones", postponed)
+
+    async def cancel(rank: int) -> str:
+        work = dist.all_reduce(np.ones(100_000))
+        if rank == 2:
+            work.cancel()
+        with pytest.raises((dist.DistError, asyncio.CancelledError)) as caught:
+            await work
+        return type(caught.value).__name__
+
+    names = ["CollectiveCancelledError"] * 4
+    names[2] = "CancelledError"
+    assert await run_ranks(4, cancel, transport) == names
+
+
+@pytest.mark.parametrize("timeout", [None, 0.2])
+async def test_without_a_word_the_collective_fails_by_the_rank_that_left(
+    timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while, or at its own timeout."""
+    if timeout is None:
+        monkeypatch.setattr(contexts, "_WORD_SECONDS", 0.2)
+
+    async def leave(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            began = time.monotonic()
+            with pytest.raises(dist.PeerLostError, match=r"rank [12] .* has left"):
+                await dist.barrier(timeout=timeout)
+            assert time.monotonic() - began >= 0.2
+            with pytest.raises(dist.PeerLostError, match=r"rank [12] .* has left"):
+                await dist.barrier()  # at once
+
+    await run_ranks(3, leave)
+
+
+async def test_another_rank_that_leaves_does_not_end_the_wait_for_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contexts, "_WORD_SECONDS", 0.05)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.barrier()
+            for other in (1, 2):
+                told = f"rank {other} has left"
+                work._fail(dist.PeerLostError(told, rank=other, departure="left"))
+                assert not work.is_completed()
+            with pytest.raises(dist.PeerLostError, match="rank 1 has left"):
+                await work
+
+    await run_ranks(3, main)
 
 
 LEFT = r"rank 1 \(.*\) has (probably left, or its process has ended: cannot connect to|left: it)"

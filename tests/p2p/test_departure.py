@@ -132,11 +132,13 @@ class Far:
 class Met:
     """Rank 0's endpoint, to which rank 1 has made some streams and said nothing on any."""
 
-    async def open(self, count: int = 2) -> None:
+    async def open(self, count: int = 2, **more: Any) -> None:
+        """``more``: for the endpoint."""
         hub = InprocHub()
         self._transport = InprocTransport(hub)
         self.events = EndpointEvents()
-        self.endpoint = Endpoint(0, 2, [self._transport], self.events)  # type: ignore[arg-type]
+        make: Any = Endpoint
+        self.endpoint: Endpoint = make(0, 2, [self._transport], self.events, **more)
         self._rank_info = await self.endpoint.open()
         self.endpoint.meet([self._rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
         self.streams = [await self._stream() for _ in range(count)]
@@ -301,6 +303,25 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
     cut.abort()
     await until(lambda: met.events.lost == [(1, False)])
     await until(lambda: far.ended)
+    await met.endpoint.close()
+
+
+async def test_the_only_stream_ends_before_the_goodbye_comes_by_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 leaves as this rank's connection to it comes up, on which it has said nothing."""
+    monkeypatch.setattr(closing_streams, "QUIET_SECONDS", 1e6)
+    met, heartbeat = Met(), Heartbeat()
+    await met.open(1, heartbeat=heartbeat)
+    ((_, stream),) = met.streams
+    stream.abort()
+    peer = met.endpoint.peer(1)
+    await until(lambda: bool(peer.doubt or met.events.lost))
+    heartbeat.report_departure(1, peer.rank_info.mark)
+    assert met.events.lost == []
+    assert peer.doubt is not None
+    peer.doubt._look()  # its time is up
+    assert met.events.lost == [(1, True)]
     await met.endpoint.close()
 
 

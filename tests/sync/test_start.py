@@ -129,7 +129,9 @@ def test_an_operation_that_fails_as_its_call_is_interrupted_is_not_logged(
 ) -> None:
     def start(*_: object) -> Work[None]:
         label: Any = None
-        context: Any = SimpleNamespace(waiting_for=tuple, close=lambda error: error)
+        context: Any = SimpleNamespace(
+            waiting_for=tuple, close=lambda error: error, postpones=lambda *_: False
+        )
         return Work(api.loop, context, Record(-1, label, -1, ("barrier", -1, -1, b"", -1), 0))
 
     def drive(loop: object, work: Work[None], held: bool) -> None:
