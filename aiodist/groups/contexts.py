@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _PRUNE = 64
 
-_WORD_SECONDS = 0.4
+_WORD_SECONDS = 0.2
 """How long the word that a collective has failed may take longer than the goodbye of a rank that has it."""
 
 
@@ -312,7 +312,7 @@ class CollectiveContext:
             or self.size == 2  # nobody else could tell
             or self._group.has_ended
             or not isinstance(error, PeerLostError)
-            or error.departure == "died"
+            or error.departure != "left"
         ):
             return False
         if self._postponed is None:

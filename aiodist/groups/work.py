@@ -175,18 +175,17 @@ class Work(Coroutine[Any, Any, T]):
         context = self._context
         if context is None:
             return
-        if error is not None and context.postpones(error, self._fail):
-            self._driver = None
-            return
-        self._context = None
-        if self._deadline_in is not None:
-            self._deadline_in.pop(self, None)
-            self._deadline_in = None
         self._driver = None
         if isinstance(error, (DistError, asyncio.CancelledError)):
             # The frames it came through hold the tensors and, in a circle, the error itself.
             # Its message says all; an error of another class keeps them, to be looked into.
             error.__traceback__ = None
+        if error is not None and context.postpones(error, self._fail):
+            return
+        self._context = None
+        if self._deadline_in is not None:
+            self._deadline_in.pop(self, None)
+            self._deadline_in = None
         if isinstance(error, PeerLostError):  # of the peer: all that waits for it fails by it
             error = error.again()
         # No longer known once it is over.

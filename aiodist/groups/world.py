@@ -494,10 +494,10 @@ class World:
         for group in self.groups:
             if rank in group.ranks:
                 group.agreements.lost(rank)
-                if error.departure == "died":
-                    group.peer_lost(error)
-                else:  # a rank that is done with its work may leave
+                if departed:  # a rank that is done with its work may leave
                     group.peer_left(rank, error)
+                else:
+                    group.peer_lost(error)
         self.membership.lost(rank, error, departed=departed)
 
     def announce(

@@ -161,9 +161,12 @@ async def test_arguments_without_a_plan_are_left_to_the_checks() -> None:
 async def test_a_sleeping_peer_is_woken_without_a_running_loop(reaches: bool) -> None:
     """Where its doorbell cannot be opened a frame is sent, and what sends it may ask which loop runs."""
 
+    met = asyncio.Barrier(2)
+
     async def main(rank: int) -> None:
         for _ in range(4):
             await dist.barrier()
+        await met.wait()  # the other one sleeps over the next barrier, not over the last of these
         if rank == 0:
             communicator = default().communicator
             assert communicator is not None

@@ -595,6 +595,7 @@ async def test_a_rank_whose_connections_are_cut_is_lost_to_all(
             await dist.recv(np.ones(1), 0 if rank == 2 else 2, tag=2 if rank == 0 else 0) if (
                 rank != 1
             ) else None
+        await over.wait()  # no rank waits for a message any more
         if rank == 2:
             await cut(rank)
             was_cut.set()

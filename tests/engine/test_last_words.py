@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups import contexts
 from aiodist.groups.contexts import CollectiveContext
-from aiodist.links.rank_info import RankInfo
-from aiodist.p2p import departure
-from aiodist.p2p.connector import Connector
-from aiodist.p2p.peer import Peer
+from aiodist.p2p.endpoint import Endpoint
 from aiodist.testing import run_ranks
 from tests.limits import scaled
 
@@ -51,31 +50,38 @@ async def test_a_cancellation_does_too(transport: str) -> None:
 async def test_a_word_that_comes_after_other_ranks_have_left_counts(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks 0 and 3 have it from rank 2, and leave. Rank 1 finds that they are gone, and has it later."""
+    """Ranks 0 and 3 have it from rank 2, and leave. Rank 1 hears that they have left, and has it later."""
     monkeypatch.setattr(contexts, "_WORD_SECONDS", scaled(20))
-    monkeypatch.setattr(departure, "LAST_SECONDS", scaled(20))
-    connect, postpones, gone = Connector.connect, CollectiveContext.postpones, asyncio.Event()
+    announce, postpones = Endpoint.announce_failure, CollectiveContext.postpones
+    held: list[Callable[[], None]] = []
+    left = asyncio.Event()
 
-    async def late(self: Connector, peer: Peer, own: RankInfo) -> Any:
-        if (own.rank, peer.rank) in ((1, 2), (2, 1)):
-            await gone.wait()
-        return await connect(self, peer, own)
+    def held_back(
+        self: Endpoint, group: int, sequence: int, error: bytes, ranks: Sequence[int]
+    ) -> None:
+        if self.rank == 2:
+            held.append(partial(announce, self, group, sequence, error, [1]))
+        announce(self, group, sequence, error, [rank for rank in ranks if rank != 1])
 
     def postponed(self: CollectiveContext, *ending: Any) -> bool:
         waits = postpones(self, *ending)
         if self.rank == 1:
-            gone.set()
+            left.set()
         return waits
 
-    monkeypatch.setattr(Connector, "connect", late)
+    monkeypatch.setattr(Endpoint, "announce_failure", held_back)
     monkeypatch.setattr(CollectiveContext, "postpones", postponed)
 
     async def cancel(rank: int) -> str:
+        await dist.barrier()
         work = dist.all_reduce(np.ones(100_000))
         if rank == 2:
             work.cancel()
         with pytest.raises((dist.DistError, asyncio.CancelledError)) as caught:
             await work
+        if rank == 2:
+            await left.wait()
+            held.pop()()
         return type(caught.value).__name__
 
     names = ["CollectiveCancelledError"] * 4
