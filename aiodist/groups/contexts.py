@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _PRUNE = 64
 
-_WORD_SECONDS = 0.2
-"""How long the word that a collective has failed may take longer than the goodbye of a rank that has it."""
+_ANNOUNCEMENT_SECONDS = 0.2
+"""How much later than the goodbye of a rank that knows of a failure its announcement may arrive."""
 
 
 class AskingGroup(GroupFacts, Protocol):
@@ -85,6 +85,7 @@ class CollectiveContext:
     """The messages of one collective: a `collectives.Channel` by (group, sequence number)."""
 
     __slots__ = (
+        "_departed",
         "_fingerprint",
         "_group",
         "_informed",
@@ -120,7 +121,10 @@ class CollectiveContext:
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self._informed: frozenset[int] = frozenset()  # the ranks that know which collective this is
-        self._postponed: PeerLostError | None = None
+        self._departed: PeerLostError | None = (
+            None  # it ends by this, if it hears of no other error
+        )
+        self._postponed: asyncio.TimerHandle | None = None
         self.meets = False
         """Whether it waits until all ranks have begun, in another library."""
         self.communicator: ShmCommunicator | None = None
@@ -303,26 +307,29 @@ class CollectiveContext:
         return None
 
     def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
-        """Wait where a peer has left, perhaps because the operation failed, for the word of that.
+        """Wait where a peer has left, perhaps because the operation failed, for that announcement.
 
         The rank where it failed tells all. This rank may hear sooner that one which was told has left.
         """
         if (
-            error is self._postponed  # its time is up
+            error is self._departed  # its time is up
             or self.size == 2  # nobody else could tell
             or self._group.has_ended
             or not isinstance(error, PeerLostError)
             or error.departure != "left"
         ):
             return False
-        if self._postponed is None:
-            self._postponed = error
-            self._group.world.loop.call_later(_WORD_SECONDS, fail, error)
+        if self._departed is None:
+            self._departed = departed = error.again()
+            loop = self._group.world.loop
+            self._postponed = loop.call_later(_ANNOUNCEMENT_SECONDS, fail, departed)
         return True
 
     def close(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
         communicator, self.communicator = self.communicator, None
+        if self._postponed is not None:
+            self._postponed.cancel()
         if error is not None:
             for recv in self._recvs:
                 inbox.drop(recv)
@@ -380,10 +387,10 @@ class CollectiveContext:
                 "last_finished": tuple(said.last if said else "" for said in missing.values()),
                 "doing": tuple(said.now if said else "" for said in missing.values()),
             }
-            fail(timed_out(self.describe(), seconds, why, waiting, fields))
+            fail(self._departed or timed_out(self.describe(), seconds, why, waiting, fields))
 
-        if self._postponed is not None:
-            fail(self._postponed)
+        if self._departed is not None:
+            fail(self._departed)
             return
         here = self._ranks[self.rank]
         others = [rank for rank in self._ranks if rank != here]

@@ -156,6 +156,8 @@ class Work(Coroutine[Any, Any, T]):
 
     def _fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
+        if self._done:  # `_abandon` leaves the context: it must write nothing any more
+            return
         if self._driver is not None:
             self._driver.throw(error)
         else:

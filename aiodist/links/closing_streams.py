@@ -9,7 +9,7 @@ from collections.abc import Callable
 from aiodist.transport.base_transport import Connection
 
 QUIET_SECONDS = 0.4
-"""Seconds without data after which a rank counts as cut off if a stream without its data has ended."""
+"""Seconds without data after which a rank counts as cut off whose silent stream has ended."""
 
 
 class LossSuspicion:

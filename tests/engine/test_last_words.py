@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +11,9 @@ import pytest
 import aiodist as dist
 from aiodist.groups import contexts
 from aiodist.groups.contexts import CollectiveContext
-from aiodist.p2p.endpoint import Endpoint
 from aiodist.testing import run_ranks
+from tests.engine.conftest import engine_of
+from tests.engine.deaths import barrier_of_all, die
 from tests.limits import scaled
 
 TRANSPORTS = ("inproc", "tcp", "unix", "shm")
@@ -46,86 +44,113 @@ async def test_a_cancellation_does_too(transport: str) -> None:
     assert await run_ranks(4, cancel, transport) == names
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "unix"])
-async def test_a_word_that_comes_after_other_ranks_have_left_counts(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks 0 and 3 have it from rank 2, and leave. Rank 1 hears that they have left, and has it later."""
-    monkeypatch.setattr(contexts, "_WORD_SECONDS", scaled(20))
-    announce, postpones = Endpoint.announce_failure, CollectiveContext.postpones
-    held: list[Callable[[], None]] = []
-    left = asyncio.Event()
-
-    def held_back(
-        self: Endpoint, group: int, sequence: int, error: bytes, ranks: Sequence[int]
-    ) -> None:
-        if self.rank == 2:
-            held.append(partial(announce, self, group, sequence, error, [1]))
-        announce(self, group, sequence, error, [rank for rank in ranks if rank != 1])
+def wait_long(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let announcements come much later than goodbyes. Returns what is set once rank 1 waits for one."""
+    monkeypatch.setattr(contexts, "_ANNOUNCEMENT_SECONDS", 1e6)
+    postpones, waits = CollectiveContext.postpones, asyncio.Event()
 
     def postponed(self: CollectiveContext, *ending: Any) -> bool:
-        waits = postpones(self, *ending)
+        if not postpones(self, *ending):
+            return False
         if self.rank == 1:
-            left.set()
-        return waits
+            waits.set()
+        return True
 
-    monkeypatch.setattr(Endpoint, "announce_failure", held_back)
     monkeypatch.setattr(CollectiveContext, "postpones", postponed)
-
-    async def cancel(rank: int) -> str:
-        await dist.barrier()
-        work = dist.all_reduce(np.ones(100_000))
-        if rank == 2:
-            work.cancel()
-        with pytest.raises((dist.DistError, asyncio.CancelledError)) as caught:
-            await work
-        if rank == 2:
-            await left.wait()
-            held.pop()()
-        return type(caught.value).__name__
-
-    names = ["CollectiveCancelledError"] * 4
-    names[2] = "CancelledError"
-    assert await run_ranks(4, cancel, transport) == names
+    return waits
 
 
-@pytest.mark.parametrize("timeout", [None, 0.2])
-async def test_without_a_word_the_collective_fails_by_the_rank_that_left(
-    timeout: float | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_announcement_that_comes_after_another_rank_has_left_counts(
+    transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while, or at its own timeout."""
-    if timeout is None:
-        monkeypatch.setattr(contexts, "_WORD_SECONDS", 0.2)
+    """Also of the operations behind it."""
+    waits = wait_long(monkeypatch)
+    leaves, fails = (2, 0) if transport == "shm" else (0, 2)  # rank 1 waits for the first one first
+
+    async def cancel(rank: int) -> list[str]:
+        await dist.barrier()
+        if rank == leaves:
+            return []
+        if rank == fails:
+            await waits.wait()
+        works = [dist.all_reduce(np.ones(100_000)) for _ in range(2)]
+        ends = []
+        for work in works:
+            if rank == fails:
+                work.cancel()
+            with pytest.raises((dist.DistError, asyncio.CancelledError)) as caught:
+                await work
+            ends.append(type(caught.value).__name__)
+        return ends
+
+    ends = await run_ranks(3, cancel, transport)
+    assert ends[1] == ["CollectiveCancelledError"] * 2
+    assert ends[fails] == ["CancelledError"] * 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_without_an_announcement_the_rank_that_left_is_the_cause(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the time for one is over, or that of the operation; after that at once."""
+    waits = wait_long(monkeypatch)
 
     async def leave(rank: int) -> None:
         await dist.barrier()
-        if rank == 0:
-            began = time.monotonic()
-            with pytest.raises(dist.PeerLostError, match=r"rank [12] .* has left"):
-                await dist.barrier(timeout=timeout)
-            assert time.monotonic() - began >= 0.2
-            with pytest.raises(dist.PeerLostError, match=r"rank [12] .* has left"):
-                await dist.barrier()  # at once
+        if rank == 1:
+            work = dist.barrier(timeout=scaled(0.5))
+            await waits.wait()
+            assert not work.is_completed()
+            with pytest.raises(dist.PeerLostError, match=r"rank [02] .* has left"):
+                await work
+            with pytest.raises(dist.PeerLostError, match=r"rank [02] .* has left"):
+                await dist.barrier(timeout=1e6)
+            monkeypatch.setattr(contexts, "_ANNOUNCEMENT_SECONDS", 0.01)
 
-    await run_ranks(3, leave)
+    await run_ranks(3, leave, transport)
 
 
-async def test_another_rank_that_leaves_does_not_end_the_wait_for_a_word(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_another_rank_that_leaves_does_not_end_the_wait_for_an_announcement(
+    transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "_WORD_SECONDS", 0.05)
+    monkeypatch.setattr(contexts, "_ANNOUNCEMENT_SECONDS", 0.05)
 
     async def main(rank: int) -> None:
         if rank == 0:
             work = dist.barrier()
             for other in (1, 2):
                 told = f"rank {other} has left"
-                work._fail(dist.PeerLostError(told, rank=other, departure="left"))
+                engine_of(dist.group.WORLD).peer_left(
+                    other, dist.PeerLostError(told, rank=other, departure="left")
+                )
                 assert not work.is_completed()
-            with pytest.raises(dist.PeerLostError, match="rank 1 has left"):
+            with pytest.raises(dist.PeerLostError, match=r"rank [12] has left"):
                 await work
 
-    await run_ranks(3, main)
+    await run_ranks(3, main, transport)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_no_announcement_is_waited_for_where_none_can_come(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a group of two, and from a rank that has died."""
+    wait_long(monkeypatch)
+    met = asyncio.Barrier(size)
+
+    async def main(rank: int) -> None:
+        await barrier_of_all(met)
+        if rank == 0:
+            if size == 3:
+                await die()
+            return
+        with pytest.raises(dist.PeerLostError, match="rank 0"):
+            await dist.barrier()
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(size, main)
 
 
 LEFT = r"rank 1 \(.*\) has (probably left, or its process has ended: cannot connect to|left: it)"

@@ -38,6 +38,21 @@ async def test_asyncio_waits_for_the_first_of_several_works() -> None:
     await run_ranks(2, main)
 
 
+async def test_nothing_of_an_abandoned_operation_is_written_any_more() -> None:
+    """As in a forked child, which shares memory with the other ranks and may run the loop on."""
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.irecv(np.zeros(3), 1)
+            context = work._context
+            work._abandon(dist.GroupClosedError("forked", group="g"), calls_back=False)
+            work._fail(dist.PeerLostError("rank 1 has left", rank=1))
+            assert work._context is context  # it was not closed
+            assert isinstance(work.exception(), dist.GroupClosedError)
+
+    await run_ranks(2, main)
+
+
 class EndsMeanwhile:
     """An attribute that another thread sets to None after the first look at it."""
 

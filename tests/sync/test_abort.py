@@ -53,6 +53,19 @@ def test_another_thread_frees_a_blocked_one(run_threads: Run, how: str) -> None:
     run_threads(2, main)
 
 
+@pytest.mark.parametrize("length", [1, 1_000_000])
+def test_a_blocked_collective_ends_once_the_other_ranks_have_left(
+    run_apart: Run, length: int
+) -> None:
+    def main(rank: int) -> None:
+        dist.barrier()
+        if rank == 1:
+            with pytest.raises(dist.PeerLostError, match=r"rank [02] .* has left"):
+                dist.all_reduce(np.ones(length))
+
+    run_apart(3, main)
+
+
 def test_abort_of_the_world_ends_its_threads() -> None:
     before = set(threading.enumerate())
     dist.init_process_group(rank=0, world_size=1)
