@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import ssl
+import traceback
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -117,11 +118,11 @@ class _Secured:
     def __init__(self, context: ssl.SSLContext, sock: socket.socket, *, server_side: bool) -> None:
         sock.setblocking(False)
         try:
-            sock.getpeername()  # raises where the stream has ended, as wrap_socket does, which leaks
             self._ssl = context.wrap_socket(
                 sock, server_side=server_side, do_handshake_on_connect=False
             )
-        except BaseException:
+        except BaseException as error:
+            _close_half_made(error)
             sock.close()
             raise
         self.ended = False
@@ -257,6 +258,17 @@ class _Guest:
         self._task.cancel()
         # A task that is cancelled before its first step never runs its own close.
         self._task.add_done_callback(lambda _: self.secured.close())
+
+
+def _close_half_made(error: BaseException) -> None:
+    """Close the socket that `wrap_socket` has made and leaves open where the stream has ended.
+
+    It has taken the descriptor, and nothing but the frame that ``error`` holds refers to it.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        made = frame.f_locals.get("self")
+        if isinstance(made, ssl.SSLSocket):
+            made.close()
 
 
 def _reason(error: OSError) -> str:

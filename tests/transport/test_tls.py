@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import ssl
 import struct
@@ -176,6 +177,20 @@ async def test_a_listener_that_closes_at_once_closes_what_it_has_just_accepted()
 
 def _refuse(connection: Connection) -> None:
     raise AssertionError("no connection is proven here")
+
+
+def test_a_stream_that_ends_as_it_is_wrapped_leaves_no_descriptor() -> None:
+    """As long as the error is held, whose frames hold the socket."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    listener.close()
+    select.select([client], [], [], scaled(10))  # until it is reset
+    context, fd = TlsTransport("127.0.0.1", tls_files())._client, client.fileno()
+    with pytest.raises(ConnectionResetError) as caught:
+        module._Secured(context, client, server_side=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert caught.value.__traceback__ is not None
 
 
 async def test_nothing_older_than_tls_1_3_is_spoken() -> None:
