@@ -121,9 +121,7 @@ class CollectiveContext:
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self._informed: frozenset[int] = frozenset()  # the ranks that know which collective this is
-        self._departed: PeerLostError | None = (
-            None  # it ends by this, if it hears of no other error
-        )
+        self._departed: PeerLostError | None = None  # its error, if no announcement comes
         self._postponed: asyncio.TimerHandle | None = None
         self.meets = False
         """Whether it waits until all ranks have begun, in another library."""
@@ -312,8 +310,8 @@ class CollectiveContext:
         The rank where it failed tells all. This rank may hear sooner that one which was told has left.
         """
         if (
-            error is self._departed  # its time is up
-            or self.size == 2  # nobody else could tell
+            error is self._departed  # the wait is over
+            or self.size == 2  # there is no third rank
             or self._group.has_ended
             or not isinstance(error, PeerLostError)
             or error.departure != "left"

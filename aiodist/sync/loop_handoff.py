@@ -80,9 +80,9 @@ class LoopHandoff:
         self._lets_interrupts = False  # that thread holds Ctrl-C back, but not while it sleeps
         self._wanted = False
         self._lingers = False
-        self._recalled = False  # another thread has woken the loop
-        self._scheduled = False  # a thread that drove has left the loop something to do
-        self._deep = False  # the loop's thread does not look for that by itself
+        self._recalled = False  # Another thread has woken the loop.
+        self._scheduled = False  # A thread that drove has left the loop something to do.
+        self._deep = False  # The loop's thread does not look for that by itself.
         self._until = math.inf  # its sleep ends then, of `monotonic`
         self._used = 0.0
         self._pause = LINGER  # how long it lingers next

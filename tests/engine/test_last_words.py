@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +16,11 @@ import pytest
 import aiodist as dist
 from aiodist.groups import contexts
 from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.status_query import StatusQueries
 from aiodist.testing import run_ranks
 from tests.engine.conftest import engine_of
 from tests.engine.deaths import barrier_of_all, die
-from tests.limits import scaled
+from tests.limits import scaled, until
 
 TRANSPORTS = ("inproc", "tcp", "unix", "shm")
 
@@ -130,6 +136,71 @@ async def test_another_rank_that_leaves_does_not_end_the_wait_for_an_announcemen
                 await work
 
     await run_ranks(3, main, transport)
+
+
+async def test_a_receive_from_any_rank_ends_while_a_collective_waits_for_an_announcement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_long(monkeypatch)
+
+    async def leave(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            work = dist.barrier()
+            with pytest.raises(dist.PeerLostError, match="all other ranks have left"):
+                await dist.irecv(np.zeros(1), timeout=scaled(20))
+            assert not work.is_completed()
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+
+    await run_ranks(3, leave)
+
+
+async def test_a_status_query_under_way_does_not_hide_that_a_rank_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The operation's time is up, and the others are asked what they do, as one of them leaves."""
+    wait_long(monkeypatch)
+    answered: list[Callable[[], None]] = []
+
+    def held(self: StatusQueries, sequence: int, ranks: object, done: Callable[..., None]) -> None:
+        answered.append(partial(done, {}))
+
+    monkeypatch.setattr(StatusQueries, "call", held)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.barrier(timeout=0.01)
+            await until(lambda: answered)
+            left = dist.PeerLostError("rank 1 has left", rank=1, departure="left")
+            work._fail(left)
+            assert not work.is_completed()
+            answered.pop()()
+            with pytest.raises(dist.PeerLostError, match="rank 1 has left"):
+                await work
+
+    await run_ranks(3, main)
+
+
+async def test_an_operation_that_has_ended_is_freed_before_the_wait_would_be_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_long(monkeypatch)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.barrier()
+            work._fail(dist.PeerLostError("rank 1 has left", rank=1, departure="left"))
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+            freed = weakref.ref(work)
+            del work
+            gc.collect()
+            assert freed() is None
+
+    await run_ranks(3, main)
 
 
 @pytest.mark.parametrize("size", [2, 3])
