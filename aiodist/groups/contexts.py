@@ -387,9 +387,6 @@ class CollectiveContext:
             }
             fail(self._departed or timed_out(self.describe(), seconds, why, waiting, fields))
 
-        if self._departed is not None:
-            fail(self._departed)
-            return
         here = self._ranks[self.rank]
         others = [rank for rank in self._ranks if rank != here]
         self._group.status_queries.call(self.sequence, others, done)

@@ -203,6 +203,42 @@ async def test_an_operation_that_has_ended_is_freed_before_the_wait_would_be_ove
     await run_ranks(3, main)
 
 
+async def test_the_same_error_again_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All operations that wait for a peer fail by one error of it."""
+    wait_long(monkeypatch)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.barrier()
+            left = dist.PeerLostError("rank 1 has left", rank=1, departure="left")
+            for _ in range(2):
+                work._fail(left)
+                assert not work.is_completed()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    await run_ranks(3, main)
+
+
+@pytest.mark.parametrize("cause", ["a death", "the end of the group"])
+async def test_what_is_certain_is_told_at_once(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.barrier()
+            if cause == "a death":
+                work._fail(dist.PeerLostError("rank 1 died", rank=1, departure="died"))
+            else:  # which another rank has told, after its own wait
+                left = dist.PeerLostError("rank 1 has left", rank=1, departure="left")
+                engine_of(dist.group.WORLD).peer_lost(left, heard=True)
+            assert work.is_completed()
+            assert isinstance(work.exception(), dist.PeerLostError)
+
+    await run_ranks(3, main)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 async def test_no_announcement_is_waited_for_where_none_can_come(
     size: int, monkeypatch: pytest.MonkeyPatch
