@@ -78,7 +78,6 @@ TORCH_ELSEWHERE = MappingProxyType[str, str](
         "aiodist.backends.devices.backend": "its tensors are on a device; imported at the first one",
         "aiodist.backends.torch_groups": _GROUPS,
         "aiodist.backends.torch_groups.backend": _GROUPS,
-        "aiodist.backends.torch_groups.collecting": _GROUPS,
         "aiodist.backends.torch_groups.kinds": _GROUPS,
         "aiodist.backends.torch_groups.messages": _GROUPS,
         "aiodist.backends.torch_groups.reduce_ops": _GROUPS,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
-from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_int, check_list
 from aiodist.groups.naming import digest
 
@@ -39,18 +38,6 @@ def split_lengths(
             f"rows of {name}"
         )
     return [split * row for split in splits]
-
-
-def pack_lengths(lengths: Sequence[int]) -> bytes:
-    """Lengths as 8 bytes each, little-endian, for other ranks to see."""
-    return struct.pack(f"<{len(lengths)}Q", *lengths)
-
-
-def unpack_lengths(data: memoryview, count: int) -> tuple[int, ...]:
-    """The inverse of `pack_lengths`, of ``count`` lengths. Raises ProtocolError for anything else."""
-    if len(data) != 8 * count:
-        raise ProtocolError(f"{len(data)} bytes are no list of {count} lengths")
-    return struct.unpack(f"<{count}Q", data)
 
 
 def digest_of_numbers(numbers: Sequence[int]) -> int:

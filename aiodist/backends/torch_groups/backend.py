@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import product
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as torch_dist
@@ -12,25 +16,30 @@ import torch.distributed as torch_dist
 from aiodist.backends.algorithm_choice import AlgorithmChoice
 from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.sends import Sends
-from aiodist.backends.torch_groups.collecting import (
-    OpenedCall,
-    TorchCollectives,
-    check_length,
-    share_out,
-    tell_lengths,
-)
 from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.backends.torch_groups.messages import TorchMessages
 from aiodist.backends.torch_groups.reduce_ops import Change, Reducing, reducing
-from aiodist.backends.torch_groups.slots import Slot
+from aiodist.backends.torch_groups.slots import Slot, device_of
+from aiodist.collectives.all_gather_ring import all_gather_new
+from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.completion import T
 from aiodist.deadline import Deadline
+from aiodist.errors import DistBackendError, ProtocolError
 from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.operation import Collective, Operation, Tensor
+from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+
+
+class OpenedCall(NamedTuple):
+    """A collective whose tensors have been opened."""
+
+    fingerprint: Fingerprint
+    opened: Opened[Slot]
+    timeout: float | None
 
 
 class TorchBackend(CollectiveBackend):
@@ -48,7 +57,6 @@ class TorchBackend(CollectiveBackend):
         self.name = kind.name
         self._group = group
         self._messages = TorchMessages(group, kind)
-        self._torch = TorchCollectives(group, self._messages)
         self._objects = NativeObjects(group, AlgorithmChoice(group.world.tables), Sends(group))
         self._calls: Mapping[str, Any] = {
             "barrier": self._barrier,
@@ -101,7 +109,7 @@ class TorchBackend(CollectiveBackend):
         def issue(pg: Any) -> Any:
             return pg.allreduce([torch.zeros(1, device=device)], options)
 
-        return self._torch.collective(call, issue)
+        return self._issue(call, issue)
 
     # -- one to all, all to one
 
@@ -109,7 +117,7 @@ class TorchBackend(CollectiveBackend):
         (slot,) = (*call.opened.inputs, *call.opened.outputs)
         options = torch_dist.BroadcastOptions()
         options.rootRank, options.rootTensor = call.fingerprint.root, 0
-        return self._torch.collective(call, lambda pg: pg.broadcast([slot.raw], options))
+        return self._issue(call, lambda pg: pg.broadcast([slot.raw], options))
 
     def _reduce(self, call: OpenedCall) -> Work[None]:
         (slot,), is_root = call.opened.inputs, bool(call.opened.outputs)
@@ -128,19 +136,17 @@ class TorchBackend(CollectiveBackend):
             if is_root:
                 _change(plan.finish, data[0], plan)
 
-        return self._torch.collective(call, issue, finish)
+        return self._issue(call, issue, finish)
 
     def _gather(self, call: OpenedCall) -> Work[None]:
         out_of = self._nothing()
         out_of[call.fingerprint.root] = call.opened.inputs[0].nbytes
-        into = call.opened.into or self._nothing()
-        return self._torch.deal(call, call.opened._replace(out_of=out_of, into=into))
+        return self._deal(call, out_of, call.opened.into or self._nothing())
 
     def _scatter(self, call: OpenedCall) -> Work[None]:
         into = self._nothing()
         into[call.fingerprint.root] = call.opened.outputs[0].nbytes
-        out_of = call.opened.out_of or self._nothing()
-        return self._torch.deal(call, call.opened._replace(out_of=out_of, into=into))
+        return self._deal(call, call.opened.out_of or self._nothing(), into)
 
     # -- all to all ranks
 
@@ -162,16 +168,16 @@ class TorchBackend(CollectiveBackend):
         def finish() -> None:
             _change(plan.finish, data[0], plan)
             if whole is None:
-                share_out(data[0], [slot.raw for slot in slots])
+                _share_out(data[0], [slot.raw for slot in slots])
 
-        return self._torch.collective(call, issue, finish)
+        return self._issue(call, issue, finish)
 
     def _all_gather(self, call: OpenedCall) -> Work[None]:
         slots, lengths = call.opened.inputs, list(call.opened.into)
         places = [place.raw for place in call.opened.outputs]
         if len(set(lengths)) > 1:
             out_of = [sum(slot.nbytes for slot in slots)] * len(lengths)
-            return self._torch.deal(call, call.opened._replace(out_of=out_of), len(lengths))
+            return self._deal(call, out_of, lengths, len(lengths))
         if len(places) == 1:
             places = list(torch.split(places[0], lengths))
         joined: list[torch.Tensor] = []
@@ -185,9 +191,9 @@ class TorchBackend(CollectiveBackend):
         def finish() -> None:
             n = len(slots)
             for rank, flat in enumerate(joined):
-                share_out(flat, places[rank * n : (rank + 1) * n])
+                _share_out(flat, places[rank * n : (rank + 1) * n])
 
-        return self._torch.collective(call, issue, finish)
+        return self._issue(call, issue, finish)
 
     def _reduce_scatter(self, call: OpenedCall) -> Work[None]:
         (place,), sources, lengths = call.opened.outputs, call.opened.inputs, call.opened.out_of
@@ -216,14 +222,95 @@ class TorchBackend(CollectiveBackend):
             _change(plan.finish, place.raw, plan)
 
         async def compare(context: CollectiveContext) -> None:
-            for rank, told in enumerate(await tell_lengths(context, lengths)):
+            for rank, told in enumerate(await _tell_lengths(context, lengths)):
                 for came, expected in zip(told, lengths, strict=True):
-                    check_length(context, rank, came, expected)
+                    _check_length(context, rank, came, expected)
 
-        return self._torch.collective(call, issue, finish, None if even else compare)
+        return self._issue(call, issue, finish, None if even else compare)
 
     def _all_to_all(self, call: OpenedCall) -> Work[None]:
-        return self._torch.deal(call, call.opened)
+        return self._deal(call, call.opened.out_of, call.opened.into)
+
+    # -- the two ways in which torch runs a collective
+
+    def _issue(
+        self,
+        call: OpenedCall,
+        issue: Callable[[Any], Any],
+        finish: Callable[[], None] | None = None,
+        compare: Callable[[CollectiveContext], Coroutine[Any, Any, None]] | None = None,
+    ) -> Work[None]:
+        """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
+
+        ``compare``: what has to end well before; it takes the place of the barrier. torch's thread
+        waits for it, so that operations keep their order.
+        """
+        inputs, outputs = call.opened.inputs, call.opened.outputs
+        slots, messages = [*inputs, *outputs], self._messages
+        here = messages.here(device_of(slots) if slots else messages.own_device())
+
+        may_begin: SimpleQueue[bool] = SimpleQueue()  # of which the first counts
+
+        def stage() -> None:
+            if not may_begin.get():
+                raise DistBackendError("it was given up before it began")
+            for slot in inputs:
+                slot.load()
+
+        def hand_over() -> None:
+            if finish is not None:
+                finish()
+            for slot in outputs:
+                slot.store()
+
+        async def body(context: CollectiveContext) -> None:
+            if compare is None:
+                may_begin.put(True)
+            name = call.fingerprint.operation
+            running = messages.torch.start(stage, issue, hand_over, here, name, call.timeout)
+            try:
+                await (compare or barrier_dissemination)(context)
+                may_begin.put(True)
+                await running.over
+            except BaseException:
+                running.leave()
+                may_begin.put(False)
+                raise
+
+        apart = replace(call.fingerprint, elsewhere=True)
+        return self._group.collective(apart, body, call.timeout)
+
+    def _deal(
+        self, call: OpenedCall, out_of: Sequence[int], into: Sequence[int], copies: int = 1
+    ) -> Work[None]:
+        """Send ``out_of[r]`` bytes of the inputs to rank r; fill ``into[r]`` of the outputs from there.
+
+        The ranks' parts may have unequal lengths, which all ranks compare first. ``copies``: how often the
+        inputs follow each other.
+        """
+        inputs, outputs = call.opened.inputs, call.opened.outputs
+        device = (*inputs, *outputs)[0].device
+        data: list[torch.Tensor] = []
+
+        def issue(pg: Any) -> Any:
+            flat = _joined([slot.raw for slot in inputs] * copies, device)
+            data.append(outputs[0].raw if len(outputs) == 1 else flat.new_empty(sum(into)))
+            return pg.alltoall_base(data[0], flat, list(into), list(out_of))
+
+        def finish() -> None:
+            if len(outputs) > 1:
+                _share_out(data[0], [slot.raw for slot in outputs])
+
+        async def compare(context: CollectiveContext) -> None:
+            # Both, so that all ranks find out: torch cannot take back what some have begun.
+            ranks = range(context.size)
+            given = await _tell_lengths(context, out_of)
+            wanted = await _tell_lengths(context, into)
+            for sender, receiver in product(ranks, ranks):
+                other = receiver if sender == context.rank else sender
+                _check_length(context, other, given[sender][receiver], wanted[receiver][sender])
+
+        return self._issue(call, issue, finish, compare)
 
     def _nothing(self) -> list[int]:
         return [0] * self._group.size
@@ -237,3 +324,34 @@ def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:
     """Apply ``change``, of ``plan``, to the elements in ``raw``."""
     if change is not None:
         change(raw.view(plan.seen))
+
+
+async def _tell_lengths(
+    context: CollectiveContext, lengths: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Return every rank's ``lengths``, one for each rank, by rank."""
+    layout = struct.Struct(f"<{context.size}Q")
+    told = await all_gather_new(context, memoryview(layout.pack(*lengths)))
+    for data in told:
+        if len(data) != layout.size:
+            raise ProtocolError(f"{len(data)} bytes are no list of {context.size} lengths")
+    return [layout.unpack(data) for data in told]
+
+
+def _check_length(context: CollectiveContext, rank: int, came: int, expected: int) -> None:
+    """Raise CollectiveMismatchError where ``rank`` has ``came`` bytes and not ``expected``."""
+    if came != expected:
+        raise context.disagreement(rank, context.meta_words, came, expected)
+
+
+def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+
+
+def _share_out(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Copy the bytes of ``flat`` into ``parts``, one after the other."""
+    sources = torch.split(flat, [part.numel() for part in parts])
+    for part, source in zip(parts, sources, strict=True):
+        part.copy_(source)
