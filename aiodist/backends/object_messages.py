@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from functools import partial
 from operator import attrgetter
 from time import monotonic_ns
 from typing import Any
@@ -212,8 +211,7 @@ class ObjectMessages:
         try:
             packing = Packing(self.codec, operation.obj, operation.pickle, first)
         except (TypeError, ValueError) as error:
-            told = self._send_whole(_refusal(error), dst, tag, timeout)
-            unheard(told)
+            unheard(self._send_whole(_refusal(error), dst, tag, timeout))
             raise
         packed = packing.packed
         if packed is not None and (whole := self._whole(packed)) is not None:
@@ -414,11 +412,7 @@ class ObjectMessages:
 
 def unheard(work: Work[Any]) -> None:
     """Note that no caller waits for ``work`` or asks for its error."""
-    work._when_done(partial(_hear, work))
-
-
-def _hear(work: Work[Any]) -> None:
-    work.exception()
+    work._when_done(work._heard)
 
 
 def _refusal(error: Exception) -> tuple[memoryview, bytes]:
