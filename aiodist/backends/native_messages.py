@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiodist.backends.announcements import decline, is_announcement
@@ -53,9 +54,9 @@ class NativeMessages:
         self._sends = sends
         self._plans = plans
         self.starts: Mapping[str, Start] = {
-            Send.kind: self._send,
-            Recv.kind: self._recv,
-            RecvNew.kind: self._recv_new,
+            Send.kind: partial(self._as_its_loop, self._send),
+            Recv.kind: partial(self._as_its_loop, self._recv),
+            RecvNew.kind: partial(self._as_its_loop, self._recv_new),
         }
         """By the kind of the operation."""
 
@@ -72,16 +73,13 @@ class NativeMessages:
             direct = MessagePlan(operation.kind, peer, where, meta, buffer.nbytes)
             self._plans.add(key, TensorPlan(direct, start, signature))
 
-    def _send(self, operation: Send, timeout: float | None) -> Work[None]:
-        return self._as_its_loop(self._send_new, operation, timeout)
-
     def _send_by_plan(
         self, plan: MessagePlan, data: memoryview, timeout: float | None, operation: Send
     ) -> CompletedRecord | None:
         """Send ``data`` if it can go at once; as `CachedPlan.start`."""
         return self._group.send_at_once(plan, data) if self._sends.is_idle else None
 
-    def _send_new(self, operation: Send, timeout: float | None) -> Work[None]:
+    def _send(self, operation: Send, timeout: float | None) -> Work[None]:
         tensor, dst, tag = operation.tensor, operation.dst, operation.tag
         buffer = open_buffer(tensor, "tensor", writable=False)
         self._plan(self._send_by_plan, operation, buffer, dst)
@@ -91,9 +89,6 @@ class NativeMessages:
         elif buffer.is_staged:
             load_now(buffer)
         return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)
-
-    def _recv(self, operation: Recv, timeout: float | None) -> Work[int]:
-        return self._as_its_loop(self._recv_into, operation, timeout)
 
     def _recv_by_plan(
         self, plan: MessagePlan, data: memoryview, timeout: float | None, operation: Recv
@@ -109,7 +104,7 @@ class NativeMessages:
         recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
         return self._as_its_loop(group.recv_posted, plan.facts, recv, None, timeout)
 
-    def _recv_into(self, operation: Recv, timeout: float | None) -> Work[int]:
+    def _recv(self, operation: Recv, timeout: float | None) -> Work[int]:
         tensor, src, tag = operation.tensor, operation.src, operation.tag
         group, buffer = self._group, open_buffer(tensor, "tensor", writable=True)
         if src is not None:
@@ -171,9 +166,7 @@ class NativeMessages:
         def finish(source: int) -> Received:
             return Received(made[0].owner, source)
 
-        return self._as_its_loop(
-            self._group.recv, make, finish, operation.src, operation.tag, timeout
-        )
+        return self._group.recv(make, finish, operation.src, operation.tag, timeout)
 
 
 def load_now(buffer: Buffer) -> None:
