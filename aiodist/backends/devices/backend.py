@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiodist.backends.algorithm_choice import ByMessages
 from aiodist.backends.devices.area_exchange import DevicePlan, exchange
 from aiodist.backends.devices.areas import HALF, Areas
-from aiodist.backends.devices.within import native_within
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.polling import until
 from aiodist.backends.torch_groups.slots import Slot, device_of
@@ -19,6 +19,7 @@ from aiodist.completion import T
 from aiodist.groups.argument_checks import Members
 from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
@@ -112,7 +113,7 @@ class DeviceBackend(CollectiveBackend):
         areas = self._areas[device]
         memory = areas.memory
         after_caller = memory.after_caller(slots[0].raw)
-        through_host = on_callers_stream(_through_host)
+        through_host = on_callers_stream(_run_through_host)
 
         def load() -> None:
             for slot in opened.inputs:
@@ -127,7 +128,7 @@ class DeviceBackend(CollectiveBackend):
             try:
                 lengths = await areas.meet(context, plan.lengths)
                 if lengths is None:
-                    await through_host(native_within(self._group, context), operation)
+                    await through_host(self._group, context, operation)
                     return
                 after_caller()
                 for tensor in (tensor for slot in slots for tensor in slot.memory):
@@ -170,9 +171,37 @@ def _agreed_bytes(kind: str, opened: Opened[Slot]) -> int | None:
     return max(given, taken)
 
 
-def _through_host(native: Any, operation: Collective[None]) -> Any:
-    """Start ``operation`` on the native backend; see `native_within`."""
-    return native.start(operation)
+class _GroupOfOneOperation:
+    """What the native backend needs of its group for an operation that runs over ``context``."""
+
+    def __init__(self, group: GroupEngine, context: CollectiveContext) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.ranks = group.ranks
+        self.world = group.world
+        self.next_turn = group.next_turn
+        self._context = context
+
+    def collective(
+        self,
+        fingerprint: Fingerprint,
+        body: Callable[[CollectiveContext], Coroutine[Any, Any, None]],
+        timeout: float | None = None,
+        *,
+        shares: bool = False,
+    ) -> Coroutine[Any, Any, None]:
+        return body(self._context)
+
+
+def _run_through_host(
+    group: GroupEngine, context: CollectiveContext, operation: Collective[None]
+) -> Any:
+    """Return ``operation`` of the native backend as a coroutine over ``context``, to be awaited at once.
+
+    ``context`` brings the fingerprint, the timeout and the sequence number. It has no shared memory.
+    """
+    one: Any = _GroupOfOneOperation(group, context)
+    return NativeBackend(one, ByMessages(group.world.tables.messages)).start(operation)
 
 
 def _plan(
