@@ -17,7 +17,6 @@ from aiodist.backends.gradual_copy import (
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.plan_cache import Plan, PlanCache, views_of
-from aiodist.backends.prepared import PreparedCollective
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import are_staged, cut, open_buffer
 from aiodist.collectives import calls
@@ -118,7 +117,7 @@ class NativeBackend(CollectiveBackend):
         views = plan.views(operation)
         if views is None:
             return self.start
-        return PreparedCollective(plan, operation, views, self.start).start
+        return _prepared(plan, operation, views, self.start)
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         open_buffer(tensor, "tensor", writable=writable)
@@ -307,3 +306,25 @@ class NativeBackend(CollectiveBackend):
             await copy_gradually(self._group, buffer.view, data[start : start + buffer.nbytes])
             await write_back_gradually(self._group, buffer)
             start += buffer.nbytes
+
+
+def _prepared(plan: Plan, operation: Any, views: Any, otherwise: Start) -> Start:
+    """Return what starts ``operation`` by ``plan`` on ``views``, the memory that its tensors have now.
+
+    If that memory has moved, or the plan cannot begin, ``otherwise`` starts the operation.
+    """
+    start, direct = plan.start, plan.direct
+    pointers = [
+        (signature.pointer_of, tensor, signature.address_of(tensor))
+        for signature, tensor in plan.signed(operation)
+    ]
+
+    def start_prepared(operation: Any, timeout: float | None) -> CompletedRecord | Work[Any]:
+        # Invariant: the views are those of the tensors' memory, or are not used.
+        for pointer_of, tensor, address in pointers:
+            if pointer_of(tensor) != address:
+                return otherwise(operation, timeout)
+        started: CompletedRecord | Work[Any] | None = start(direct, views, timeout, operation)
+        return otherwise(operation, timeout) if started is None else started
+
+    return start_prepared
