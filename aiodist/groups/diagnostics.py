@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.errors import (
@@ -21,6 +22,7 @@ from aiodist.groups.fingerprint import (
 )
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.naming import announcement_group_id, plural_of
+from aiodist.observe.recorder import DONE, FAILED, RUNNING, Record, Recorder, operation
 from aiodist.tensors import decode_meta
 from aiodist.wire.frames import COLLECTIVE, MESSAGES, Frame, Key
 
@@ -36,6 +38,12 @@ _TAGS = 5
 
 _TOLD = 8
 """Of so many missing ranks it is said what they do."""
+
+_LATEST = 64
+"""Operations in which what a rank does is looked for."""
+
+_NAMED = 2
+"""Of so many operations that are under way the rank names the oldest."""
 
 _FEW = 2
 """Groups that an error about a lost rank speaks of."""
@@ -210,3 +218,39 @@ def tensor_of_message(meta: bytes) -> str:
     except ProtocolError:  # objects, or a receive that takes what comes
         return ""
     return tensor_in_words(dtype, shape)
+
+
+def describe_activity(recorder: Recorder) -> str:
+    """Return the operation that this rank finished last, and those that it is in. Any thread."""
+    latest = recorder.latest(_LATEST)
+    done = [record for record in latest if record.state == DONE]
+    running = [record for record in latest if record.state == RUNNING]
+    parts = []
+    if done:
+        last = max(done, key=lambda record: record.finished)
+        parts.append(f"finished {operation(last)}")
+    if running:
+        parts.append(f"was in {_listed(running)}")
+    return " and ".join(parts)
+
+
+def describe_present(recorder: Recorder) -> str:
+    """Return what this rank does now, as in "rank 3 is in no operation": without the rank. Any thread.
+
+    The time is that of the operation named first, which others may be waiting behind: the oldest of the
+    64 that were begun last.
+    """
+    latest = recorder.latest(_LATEST)
+    running = [record for record in latest if record.state == RUNNING]
+    if running:
+        seconds = (monotonic_ns() - running[-1].created) / 1e9
+        return f"is in {_listed(running)} for {seconds:.1f} s"
+    if latest and latest[0].state == FAILED:
+        return f"is in no operation, after {operation(latest[0])} failed there"
+    return "is in no operation"
+
+
+def _listed(newest_first: Sequence[Record]) -> str:
+    oldest_first = newest_first[::-1]
+    more = f" and {len(oldest_first) - _NAMED} more" if len(oldest_first) > _NAMED else ""
+    return ", ".join(str(operation(each)) for each in oldest_first[:_NAMED]) + more

@@ -24,9 +24,8 @@ from aiodist.errors import (
     NotInitializedError,
     PeerLostError,
 )
-from aiodist.groups.activity import describe_activity, describe_present
 from aiodist.groups.deferred import start_anywhere
-from aiodist.groups.diagnostics import explained
+from aiodist.groups.diagnostics import describe_activity, describe_present, explained
 from aiodist.groups.group_agreements import refuse
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.group_facts import EndingGroup, GroupFacts
