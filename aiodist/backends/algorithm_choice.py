@@ -9,8 +9,7 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.rule_tables import Tables
 from aiodist.collectives.select import Rules, select
-from aiodist.groups.contexts import shm_of
-from aiodist.groups.host_placement import topology_of
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.tensors import scratch
 
 Operations = Callable[[Channel, Call], Run]
@@ -48,11 +47,12 @@ class AlgorithmChoice(ByMessages):
         self._hosts = tables.hosts
 
     def __call__(self, channel: Channel, call: Call, /) -> Run:
-        shm, topology = shm_of(channel), topology_of(channel)
-        if topology is not None:
-            among = MultiHostContext(channel, topology, shm, scratch, self._rules)
-            run = call.over_hosts(among, self._hosts)
-            return run or super().__call__(channel, call)
-        if shm is not None:
-            return call.in_memory(shm, self._shared)
-        return super().__call__(channel, call)
+        run: Run | None = None
+        if isinstance(channel, CollectiveContext):
+            shm, topology = channel.shm, channel.topology
+            if topology is not None:
+                among = MultiHostContext(channel, topology, shm, scratch, self._rules)
+                run = call.over_hosts(among, self._hosts)
+            elif shm is not None:
+                return call.in_memory(shm, self._shared)
+        return run or super().__call__(channel, call)

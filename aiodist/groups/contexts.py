@@ -35,7 +35,6 @@ from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.wire.frames import COLLECTIVE
 
 if TYPE_CHECKING:
-    from aiodist.collectives.channel import Channel
     from aiodist.collectives.host_topology import HostTopology
     from aiodist.groups.shm_communicator import ShmCommunicator
     from aiodist.groups.status_query import Answers, StatusQueries
@@ -390,11 +389,6 @@ class CollectiveContext:
         here = self._ranks[self.rank]
         others = [rank for rank in self._ranks if rank != here]
         self._group.status_queries.call(self.sequence, others, done)
-
-
-def shm_of(channel: Channel) -> ShmCollective | None:
-    """Return the shared memory of the collective that runs over ``channel``, where it has any."""
-    return channel.shm if isinstance(channel, CollectiveContext) else None
 
 
 class MessageContext:

@@ -10,13 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiodist.collectives.host_topology import HostTopology
-from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.links.host import have_cores
 from aiodist.p2p.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from aiodist.collectives.channel import Channel
     from aiodist.groups.group_engine import GroupEngine
 
 
@@ -42,8 +40,3 @@ def place(group: GroupEngine, endpoint: Endpoint, incarnation: int) -> None:
         here = topology.hosts[topology.host_of(group.rank)]
         if len(here) > 1:
             group.communicator = ShmCommunicator(group, memory, incarnation, here)
-
-
-def topology_of(channel: Channel) -> HostTopology | None:
-    """Return where the ranks of the collective live, if on several hosts of which some have several."""
-    return channel.topology if isinstance(channel, CollectiveContext) else None

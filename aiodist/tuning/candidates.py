@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from aiodist.collectives import calls
 from aiodist.collectives.calls import Barrier, Call
-from aiodist.collectives.channel import Channel
 from aiodist.collectives.cost_hosts import CROSSINGS
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.select import Choice
 from aiodist.collectives.shm_choice import ALGORITHMS, why_not
-from aiodist.groups.contexts import shm_of
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES
@@ -73,10 +72,10 @@ def shared_candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
 async def shares(group: GroupEngine) -> bool:
     """Whether the members share memory: on all of them the same. A collective."""
 
-    async def body(channel: Channel) -> bool:
-        shm = shm_of(channel)
+    async def body(context: CollectiveContext) -> bool:
+        shm = context.shm
         if shm is None or shm.size != group.size:
-            await Barrier().by_messages(channel, scratch)
+            await Barrier().by_messages(context, scratch)
             return False
         await Barrier().in_memory(shm)
         return True
