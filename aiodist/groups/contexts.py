@@ -52,30 +52,25 @@ class AskingGroup(GroupFacts, Protocol):
 
 
 class CollectiveGroup(AskingGroup, Protocol):
-    """What the context of a collective needs of its group; `GroupEngine` is one."""
+    """What the context of a collective needs of its group: see `GroupEngine`."""
 
     rank: int
     size: int
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it has ended, and all operations fail."""
+    def has_ended(self) -> bool: ...
 
-    def late_mismatch(self, sequence: int, src: int, meta: bytes) -> DistError | None:
-        """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""
+    def late_mismatch(self, sequence: int, src: int, meta: bytes) -> DistError | None: ...
 
-    def fail_soon(self, sequence: int, error: BaseException) -> None:
-        """Fail a collective in the next turn, whatever message it waits for."""
+    def fail_soon(self, sequence: int, error: BaseException) -> None: ...
 
-    def take_turns(self) -> None:
-        """Let operations that wait for their next turn go on."""
+    def take_turns(self) -> None: ...
 
-    def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
-        """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
+    def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None: ...
 
 
 class MessagingGroup(AskingGroup, Protocol):
-    """What the context of a message needs of its group; `Messaging` is one."""
+    """What the context of a message needs of its group: see `Messaging`."""
 
     def message_ended(self, context: MessageContext) -> None: ...
 

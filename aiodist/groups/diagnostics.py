@@ -50,12 +50,11 @@ _FEW = 2
 
 
 class KnownGroup(GroupFacts, Protocol):
-    """What errors say of the groups of a rank; `GroupEngine` is one."""
+    """What errors say of the groups of a rank: see `GroupEngine`."""
 
     backend: CollectiveBackend
 
-    def last_in_memory(self, rank: int) -> str:
-        """Return the last collective in shared memory that global rank ``rank`` finished, or ""."""
+    def last_in_memory(self, rank: int) -> str: ...
 
 
 def mismatch(

@@ -36,24 +36,20 @@ def refuse(endpoint: Endpoint, src: int, group: int, number: int, message: bytes
 
 
 class AgreeingGroup(GroupFacts, Protocol):
-    """What agreements need of their group; `GroupEngine` is one."""
+    """What agreements need of their group: see `GroupEngine`."""
 
     @property
     def is_closed(self) -> bool: ...
 
     @property
-    def successor(self) -> AgreeingGroup | None:
-        """The group that follows on this one, once this rank has made it."""
+    def successor(self) -> AgreeingGroup | None: ...
 
     @property
-    def newcomers(self) -> Sequence[int]:
-        """The members that were not in the group before."""
+    def newcomers(self) -> Sequence[int]: ...
 
-    def check_open(self) -> None:
-        """Raise what has ended the group, if it has ended."""
+    def check_open(self) -> None: ...
 
-    def go_on_without(self, rank: int) -> None:
-        """End the group: its member ``rank`` closed the one before it, and has never made this one."""
+    def go_on_without(self, rank: int) -> None: ...
 
 
 class GroupAgreements:

@@ -36,12 +36,11 @@ class EndingGroup(GroupFacts, Protocol):
     """A group, as those see it that report its failures."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether a revocation is no news."""
+    def is_told(self) -> bool: ...
 
 
 class RankWorld(Protocol):
-    """What a group and its backend use of the world of their rank."""
+    """What a group and its backend use of the world of their rank: see `groups.world.World`."""
 
     rank: int
     size: int
@@ -50,11 +49,9 @@ class RankWorld(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     @property
-    def its_loop(self) -> asyncio.AbstractEventLoop | None:
-        """As ``loop``, and None before the world has one."""
+    def its_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
-    def check_loop_runs(self) -> None:
-        """Raise InvalidUsageError where this thread runs the loop, and not now."""
+    def check_loop_runs(self) -> None: ...
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -63,26 +60,18 @@ class RankWorld(Protocol):
     membership: Membership
     store: Store | None
     token: bytes
-    """From rank 0: the ranks know each other by it."""
     table: bytes
-    """From rank 0: a file of measured choices; empty where there is no such file."""
     tables: Tables
-    """The tables that algorithms are chosen by."""
     allow_pickle: bool
-    """Whether objects may be pickled where an operation does not say."""
 
     @property
-    def default(self) -> GroupFacts | None:
-        """The default group."""
+    def default(self) -> GroupFacts | None: ...
 
-    def owns(self, group: GroupFacts) -> bool:
-        """Return whether ``group`` is of the world as it is, and not from before it was destroyed."""
+    def owns(self, group: GroupFacts) -> bool: ...
 
-    def check_loop(self) -> None:
-        """Raise InvalidUsageError outside the event loop of this world."""
+    def check_loop(self) -> None: ...
 
-    def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
-        """Call ``function(*args)`` where the loop of this world counts as running."""
+    def as_its_loop(self, function: Callable[..., T], *args: Any) -> T: ...
 
     def announce(
         self,
@@ -90,16 +79,11 @@ class RankWorld(Protocol):
         sequence: int,
         error: DistError,
         ranks: Sequence[int] | None = None,
-    ) -> None:
-        """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
+    ) -> None: ...
 
     def on_close(
         self,
         callback: Callable[[], Awaitable[None]],
         in_child: Callable[[], None],
         is_over: Callable[[], bool],
-    ) -> None:
-        """Await ``callback()`` when the world closes; call ``in_child()`` in a forked child.
-
-        ``is_over()``: whether both may be forgotten.
-        """
+    ) -> None: ...
