@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from aiodist.groups import agreement as protocol
 from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.p2p.endpoint import Endpoint
+from aiodist.store.waiting import limit
 
 GONE: bytes = msgpack.packb([protocol.GONE])
 """The answer of a rank that has closed the group."""
@@ -79,9 +79,8 @@ class GroupAgreements:
         if agreement.wants_value:  # an earlier call was cancelled before it had one
             self._lead(number)
         agreement.enter()
-        left = deadline.remaining()
         try:
-            async with asyncio.timeout(None if math.isinf(left) else left):
+            async with asyncio.timeout(limit(deadline)):
                 await self._decided[number].wait()
         except TimeoutError:
             raise self._timeout(operation, agreement, deadline) from None

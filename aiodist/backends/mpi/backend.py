@@ -23,6 +23,7 @@ from aiodist.groups.message import Message
 from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+from aiodist.store.waiting import limit
 
 
 class MpiBackend(CollectiveBackend):
@@ -58,7 +59,7 @@ class MpiBackend(CollectiveBackend):
     async def ready(self, deadline: Deadline) -> None:
         """Raises DistBackendError, InvalidUsageError, or CollectiveTimeoutError at the deadline."""
         try:
-            async with asyncio.timeout(None if deadline.timeout is None else deadline.remaining()):
+            async with asyncio.timeout(limit(deadline)):
                 await awaited(self._gate.passed())
         except TimeoutError:
             raise CollectiveTimeoutError(

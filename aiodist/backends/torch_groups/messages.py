@@ -29,6 +29,7 @@ from aiodist.groups.message import Received, Recv, RecvNew, Send
 from aiodist.groups.operation import Tensor
 from aiodist.groups.work import Work
 from aiodist.p2p.matching import ANY_SOURCE
+from aiodist.store.waiting import limit
 from aiodist.tensors import decode_meta, empty_like_message
 from aiodist.tensors.meta import pack_meta
 from aiodist.tensors.torch_memory import TORCH_DTYPES
@@ -59,9 +60,8 @@ class TorchMessages:
 
     async def ready(self, deadline: Deadline) -> None:
         """Return when all ranks have opened torch's group. Raises StoreTimeoutError, or why not."""
-        left = deadline.remaining()
         try:
-            async with asyncio.timeout(None if math.isinf(left) else left):
+            async with asyncio.timeout(limit(deadline)):
                 await awaited(self.torch.opened)
         except TimeoutError:
             raise StoreTimeoutError(
