@@ -18,35 +18,30 @@ _MARK = b"\xfe"
 _HEAD = len(_MARK) + 8
 
 ELSEWHERE = b"\xff"
-"""The answer: it was received for another backend of the group. It ends the exchange."""
+"""The receiver's answer: the message was received for another backend of the group. It is the last one."""
 
 
 def announcement(number: int, meta: bytes) -> bytes:
-    """The metadata of message ``number`` of its sender, a tensor that ``meta`` describes."""
+    """Return the metadata for its sender's message ``number``, a tensor that ``meta`` describes."""
     return _MARK + number.to_bytes(8, "little") + meta
 
 
 def is_announcement(meta: bytes) -> bool:
-    """Whether the message is one."""
+    """Return whether ``meta`` is that of an announcement."""
     return meta[:1] == _MARK and len(meta) >= _HEAD
 
 
 def read(meta: bytes) -> tuple[int, bytes]:
-    """The inverse of `announcement`."""
+    """Return number and description of an `announcement`."""
     return int.from_bytes(meta[len(_MARK) : _HEAD], "little"), meta[_HEAD:]
 
 
-def words_of(group: GroupEngine) -> int:
-    """The number under which the group's ranks talk about announced messages."""
-    return announcement_group_id(group.group_name, group.ranks)
+def key_of(group: int, number: int, sender: int, receiver: int) -> Key:
+    """Return the key of the control messages about announced message ``number``.
 
-
-def key_of(words: int, number: int, sender: int, receiver: int) -> Key:
-    """Return the key of the control messages about the announced message.
-
-    ``words``: see `words_of`; ranks are global.
+    ``group``: its `announcement_group_id`. Ranks are global.
     """
-    return (TENSOR, words, number * 2 + (sender < receiver))
+    return (TENSOR, group, number * 2 + (sender < receiver))
 
 
 def decline(group: GroupEngine, src: int, meta: bytes) -> InvalidUsageError:
@@ -55,13 +50,13 @@ def decline(group: GroupEngine, src: int, meta: bytes) -> InvalidUsageError:
     The sender gets its own error.
     """
     number, _ = read(meta)
-    key = key_of(words_of(group), number, src, group.global_rank)
+    key = key_of(announcement_group_id(group), number, src, group.global_rank)
     group.endpoint.send(src, key, memoryview(ELSEWHERE), b"")
     return other_device(src)
 
 
 def other_device(src: int) -> InvalidUsageError:
-    """The error of a receive whose message goes through another backend of the same group."""
+    """Return the error of a receive whose message goes through another backend of the same group."""
     return InvalidUsageError(
         f"rank {src} sent a tensor of a device that another backend of this group serves; receive "
         "it into a tensor on such a device. The message is dropped"
@@ -69,7 +64,7 @@ def other_device(src: int) -> InvalidUsageError:
 
 
 def declined(to: int) -> InvalidUsageError:
-    """The error of a send that rank ``to`` received in that way."""
+    """Return the error of a send whose message rank ``to`` received for another backend."""
     return InvalidUsageError(
         f"rank {to} received the message for another backend of this group than the one that "
         "serves the tensor that was sent: it wants a tensor on such a device. The message is dropped"

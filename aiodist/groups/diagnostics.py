@@ -123,7 +123,7 @@ def last_activity(frame: Frame, groups: Mapping[int, KnownGroup]) -> str:
     group = groups.get(frame.group)
     if group is None:
         for each in groups.values():
-            if frame.group == announcement_group_id(each.group_name, each.ranks):
+            if frame.group == announcement_group_id(each):
                 return (
                     f"word about a message that {each.backend.name} carries in {each.group_name!r}"
                 )

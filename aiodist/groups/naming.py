@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from aiodist.wire.frames import STREAM, TENSOR
+
+if TYPE_CHECKING:
+    from aiodist.groups.group_facts import GroupFacts
 
 
 def digest(text: str, nbytes: int = 8) -> int:
@@ -19,9 +23,9 @@ def group_id(name: str, ranks: Sequence[int]) -> int:
     return digest(f"{name}\0{','.join(map(str, ranks))}")
 
 
-def announcement_group_id(name: str, ranks: Sequence[int]) -> int:
-    """Return the number under which a group's ranks talk about messages that another library carries."""
-    return group_id(f"{name}\0transfers", ranks)
+def announcement_group_id(group: GroupFacts) -> int:
+    """Return the id under which a group's ranks announce messages that another library carries."""
+    return group_id(f"{group.group_name}\0transfers", group.ranks)
 
 
 def successor_name(name: str) -> str:

@@ -29,12 +29,12 @@ from aiodist.backends.announcements import (
     key_of,
     other_device,
     read,
-    words_of,
 )
 from aiodist.completion import Driver, Pending
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messenger import new_memory, payload_of, take_any
+from aiodist.groups.naming import announcement_group_id
 from aiodist.p2p.inbox import Inbox
 from aiodist.p2p.matching import Recv
 from aiodist.wire.frames import TENSOR, Key
@@ -81,7 +81,7 @@ class Transfers:
 
     def __init__(self, group: GroupEngine) -> None:
         self._group = group
-        self._words = words_of(group)
+        self._control_id = announcement_group_id(group)
         self._next = 0
         self._running: set[Transfer] = set()
 
@@ -94,7 +94,7 @@ class Transfers:
         """The group is closed."""
         for transfer in list(self._running):
             transfer.stop(error.again())
-        self._group.endpoint.inbox.forget_group(self._words)
+        self._group.endpoint.inbox.forget_group(self._control_id)
 
     async def offer(self, transfer: Transfer, to: int, tag: int, meta: bytes) -> bool:
         """Returns when global rank ``to`` starts to receive: the send has to start at once.
@@ -107,7 +107,7 @@ class Transfers:
         place, said = (TENSOR, self._group.id, tag), announcement(number, meta)
         message = endpoint.send(to, place, memoryview(b""), said)
         transfer.announced = lambda: not message.done and endpoint.withdraw_send(to, message)
-        key = key_of(self._words, number, here, to)
+        key = key_of(self._control_id, number, here, to)
         word = await self._hear(to, key)
         if word == ELSEWHERE:
             raise declined(to)
@@ -147,7 +147,7 @@ class Transfers:
             sender = await endpoint.recv(recv)
             transfer.announced = None
             number, meta = read(recv.meta)
-            key = key_of(self._words, number, sender, here)
+            key = key_of(self._control_id, number, sender, here)
             error = refuse(sender, meta)
             if error is not None:
                 self._say(sender, key, REFUSED)
