@@ -1,6 +1,6 @@
 """What the parts of a group know of the group and of its rank's world, which stand above them.
 
-`GroupEngine` is a `GroupFacts` and an `EndingGroup`; `groups.world.World` is a `RankWorld`.
+`GroupEngine` is a `GroupFacts`; `groups.world.World` is a `RankWorld`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ class GroupFacts(Protocol):
     """This process's global rank."""
     world: RankWorld
     endpoint: Endpoint
-
-
-class EndingGroup(GroupFacts, Protocol):
-    """A group, as those see it that report its failures."""
 
     @property
     def is_told(self) -> bool: ...
@@ -75,7 +71,7 @@ class RankWorld(Protocol):
 
     def announce(
         self,
-        group: EndingGroup,
+        group: GroupFacts,
         sequence: int,
         error: DistError,
         ranks: Sequence[int] | None = None,

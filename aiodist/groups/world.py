@@ -28,7 +28,7 @@ from aiodist.groups.deferred import start_anywhere
 from aiodist.groups.diagnostics import describe_activity, describe_present, explained
 from aiodist.groups.group_agreements import refuse
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
-from aiodist.groups.group_facts import EndingGroup, GroupFacts
+from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.handle import Group
 from aiodist.groups.host_placement import place
 from aiodist.groups.membership_events import Membership
@@ -501,7 +501,7 @@ class World:
 
     def announce(
         self,
-        group: EndingGroup,
+        group: GroupFacts,
         sequence: int,
         error: DistError,
         ranks: Sequence[int] | None = None,
@@ -511,7 +511,7 @@ class World:
         others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
-    def _note(self, group: EndingGroup, error: DistError, *, here: bool) -> None:
+    def _note(self, group: GroupFacts, error: DistError, *, here: bool) -> None:
         # `shrink` revokes a group that a lost rank has ended: that rank is what a dump is about.
         known = group.is_told and isinstance(error, GroupRevokedError)
         if self.observer is not None and not known:
