@@ -45,13 +45,15 @@ _ANNOUNCEMENT_SECONDS = 0.2
 """How much later than the goodbye of a rank that knows of a failure its announcement may arrive."""
 
 
-class AskingGroup(GroupFacts, Protocol):
-    """A group that asks its members what they do instead of an operation that takes too long."""
+class MessagingGroup(GroupFacts, Protocol):
+    """What the context of a message needs of its group: see `Messaging`."""
 
     status_queries: StatusQueries
 
+    def message_ended(self, context: MessageContext) -> None: ...
 
-class CollectiveGroup(AskingGroup, Protocol):
+
+class CollectiveGroup(MessagingGroup, Protocol):
     """What the context of a collective needs of its group: see `GroupEngine`."""
 
     rank: int
@@ -67,12 +69,6 @@ class CollectiveGroup(AskingGroup, Protocol):
     def take_turns(self) -> None: ...
 
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None: ...
-
-
-class MessagingGroup(AskingGroup, Protocol):
-    """What the context of a message needs of its group: see `Messaging`."""
-
-    def message_ended(self, context: MessageContext) -> None: ...
 
 
 class CollectiveContext:
