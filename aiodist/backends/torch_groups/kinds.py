@@ -216,22 +216,6 @@ def _report(end: Callable[[], object], done: Done) -> None:
         done(None)
 
 
-def why_no_gloo() -> str:
-    """Why "torch:gloo" cannot run here; "" where it can."""
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        return f"torch {torch.__version__} was built without Gloo"
-    return ""
-
-
-def why_no_nccl() -> str:
-    """Why "nccl" cannot run here; "" where it can."""
-    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
-        return f"torch {torch.__version__} was built without NCCL"
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    return ""
-
-
 _SHARED = (
     "NCCL refuses two ranks on one GPU: give each rank its own (device_id, or "
     'CUDA_VISIBLE_DEVICES), or use backend "aiodist", which takes CUDA tensors of ranks that '
