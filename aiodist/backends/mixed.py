@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from aiodist.completion import T
@@ -23,10 +24,10 @@ from aiodist.observe.recorder import CompletedRecord
 
 
 class MixedBackend(CollectiveBackend):
-    """Hands each operation to the backend of its tensor's device, and that checks the rest.
+    """Hands each operation to the backend of its tensor's device, which checks the rest.
 
-    What has no tensor (objects, barrier, agreements, a receive without a buffer) goes to the
-    first backend, that of the CPU where there is one.
+    An operation without a tensor (on objects, a barrier, an agreement, a receive without a buffer) goes to
+    the backend of the CPU, or to the first one if no backend serves the CPU.
     """
 
     def __init__(self, name: str, by_device: Mapping[str, CollectiveBackend]) -> None:
@@ -51,7 +52,7 @@ class MixedBackend(CollectiveBackend):
         return self._first if tensor is None else self.backend_of(tensor)
 
     def _serve(self, device: str, backend: CollectiveBackend) -> None:
-        """From now on ``backend`` has the tensors of ``device``."""
+        """Let ``backend`` serve the tensors of ``device`` from now on."""
         self.by_device[device] = backend
         self._all = (*self._all, backend)
 
@@ -91,30 +92,13 @@ class OverP2P:
     """
 
     def __init__(self, group: GroupEngine) -> None:
-        self._group: Any = group  # Any's: arguments go through as they come
+        self._group = group
+        self.messenger: Messenger = group.endpoint
+        for name in ("collective", "send", "recv", "recv_posted", "message"):
+            setattr(self, name, partial(getattr(group, name), messenger=self.messenger))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    @property
-    def messenger(self) -> Messenger:
-        mesh: Messenger = self._group.endpoint
-        return mesh
-
     def start_plan(self, *args: Any) -> None:
-        """Return None: no operation completes at once by this way."""
-
-    def collective(self, *args: Any, **options: Any) -> Any:
-        return self._group.collective(*args, **options, messenger=self.messenger)
-
-    def send(self, *args: Any, **options: Any) -> Any:
-        return self._group.send(*args, **options, messenger=self.messenger)
-
-    def recv(self, *args: Any, **options: Any) -> Any:
-        return self._group.recv(*args, **options, messenger=self.messenger)
-
-    def recv_posted(self, *args: Any) -> Any:
-        return self._group.recv_posted(*args, messenger=self.messenger)
-
-    def message(self, *args: Any, **options: Any) -> Any:
-        return self._group.message(*args, **options, messenger=self.messenger)
+        """Return None: no operation completes at once over these messages."""
