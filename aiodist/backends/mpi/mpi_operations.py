@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import accumulate
+from typing import Any
 
 from aiodist.backends.gradual_copy import copy_gradually
 from aiodist.backends.mpi.gate import Gate
@@ -34,33 +36,25 @@ class MpiOperations:
         self._group = group
         self._gate = gate
         self._agreement = agreement
+        self._runs: Mapping[type[Call], Callable[[Channel, Any], Run]] = {
+            calls.Barrier: self._barrier,
+            calls.Broadcast: self._broadcast,
+            calls.Reduce: self._reduce,
+            calls.AllReduce: self._all_reduce,
+            calls.AllGather: self._all_gather,
+            calls.Gather: self._gather,
+            calls.Scatter: self._scatter,
+            calls.ReduceScatter: self._reduce_scatter,
+            calls.AllToAll: self._all_to_all,
+        }
 
     def __call__(self, channel: Channel, call: Call, /) -> Run:
-        match call:
-            case calls.Barrier():
-                return self._barrier()
-            case calls.Broadcast():
-                return self._broadcast(call)
-            case calls.Reduce():
-                return self._reduce(channel, call)
-            case calls.AllReduce():
-                return self._all_reduce(channel, call)
-            case calls.AllGather():
-                return self._all_gather(channel, call)
-            case calls.Gather():
-                return self._gather(channel, call)
-            case calls.Scatter():
-                return self._scatter(channel, call)
-            case calls.ReduceScatter():
-                return self._reduce_scatter(channel, call)
-            case calls.AllToAll():
-                return self._all_to_all(channel, call)
-        raise TypeError(f"MPI has no {call.operation}")
+        return self._runs[type(call)](channel, call)
 
-    async def _barrier(self) -> None:
+    async def _barrier(self, channel: Channel, call: calls.Barrier) -> None:
         await self._watch(self._gate.comm.Ibarrier(), 0)
 
-    async def _broadcast(self, call: calls.Broadcast) -> None:
+    async def _broadcast(self, channel: Channel, call: calls.Broadcast) -> None:
         data = call.data
         request = self._gate.comm.Ibcast(self._bytes(data), call.root)
         await self._watch(request, len(data), data)
