@@ -134,9 +134,7 @@ def last_activity(frame: Frame, groups: Mapping[int, KnownGroup]) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Return ``ranks 1, 2``, or ``no rank``."""
-    if not ranks:
-        return "no rank"
+    """Return ``ranks 1, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

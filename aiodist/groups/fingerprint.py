@@ -88,7 +88,7 @@ class Fingerprint:
             return ""
         if self.shape is not None:
             return tensor_in_words(self.dtype, self.shape)
-        return f"{self.count} x {self.dtype.name}" if self.count >= 0 else self.dtype.name
+        return self.dtype.name
 
     def __str__(self) -> str:
         op = None if self.op is None else self.op.name

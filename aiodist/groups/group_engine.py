@@ -291,8 +291,7 @@ class GroupEngine(Messaging):
     # -- the end of operations
 
     def is_over(self, sequence: int) -> bool:
-        if self.successor is not None:
-            return True
+        """Return whether that collective has started on this rank, and has ended."""
         return sequence < self.n_started and sequence not in self._active
 
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:

@@ -43,8 +43,6 @@ class Gate:
 
     def open(self, mpi: Mpi, comm: Mpi, poller: Poller) -> None:
         """The communicator is there."""
-        if self.error is not None:
-            return
         self.mpi, self.comm, self.poller = mpi, comm, poller
         self.most_tag = int(comm.Get_attr(mpi.TAG_UB))
         # Not open before the last has gone: a call that comes now comes after them.
