@@ -342,35 +342,33 @@ class CollectiveContext:
 
     def _told(self, error: BaseException) -> DistError:
         """Return the error as the other ranks are to hear it."""
-        here = self._ranks[self.rank]
-        name = self._fingerprint.operation
-        common: dict[str, Any] = {
-            "operation": name,
-            "group": self._group.group_name,
-            "sequence": self.sequence,
-            "rank": here,
-        }
+        here, fields = self._ranks[self.rank], self._error_fields()
         if isinstance(error, GroupClosedError):
             text = f"rank {here} destroyed or aborted the group during {self.describe()}"
-            return CollectiveCancelledError(text, **common)
+            return CollectiveCancelledError(text, **fields)
         if isinstance(error, CollectiveError):
             return error
         if isinstance(error, asyncio.CancelledError):
-            return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **common)
+            return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **fields)
         return CollectiveError(
-            f"{self.describe()} failed on rank {here}: {type(error).__name__}: {error}", **common
+            f"{self.describe()} failed on rank {here}: {type(error).__name__}: {error}", **fields
         )
+
+    def _error_fields(self) -> dict[str, Any]:
+        """Return the attributes of every error about this operation on this rank."""
+        return {
+            "operation": self._fingerprint.operation,
+            "group": self._group.group_name,
+            "sequence": self.sequence,
+            "rank": self._ranks[self.rank],
+        }
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
         def done(answers: Answers) -> None:
             missing = missing_of(answers)
             waiting = list(missing) or self.waiting_for()
             why = describe_missing(missing, waiting)
-            fields = {
-                "operation": self._fingerprint.operation,
-                "group": self._group.group_name,
-                "sequence": self.sequence,
-                "rank": self._ranks[self.rank],
+            fields = self._error_fields() | {
                 "tensor": self._fingerprint.tensor,
                 "last_finished": tuple(said.last if said else "" for said in missing.values()),
                 "doing": tuple(said.now if said else "" for said in missing.values()),
