@@ -23,7 +23,7 @@ VARIABLE = "AIODIST_CUDA_IPC"
 
 
 class NativeOnDevices(MixedBackend):
-    """CPU tensors go as everywhere; for CUDA tensors there is a `DeviceBackend` from the first on."""
+    """The native backend, with a `DeviceBackend` from the first CUDA tensor on."""
 
     def __init__(self, group: GroupEngine) -> None:
         super().__init__(Backend.AIODIST, {"cpu": NativeBackend(group)})
@@ -32,17 +32,14 @@ class NativeOnDevices(MixedBackend):
     def backend_of(self, tensor: Tensor) -> CollectiveBackend:
         kind = getattr(getattr(tensor, "device", None), "type", "cpu")
         if kind != CUDA:
-            return self._first  # which says of tensors elsewhere why they cannot travel
+            return self._first  # it raises for tensors of other devices
         if CUDA not in self.by_device:
-            self._serve(CUDA, self._make())
+            from aiodist.backends.devices.backend import DeviceBackend
+            from aiodist.tensors.device_memory import CudaMemory
+
+            make_memory = partial(CudaMemory, host=host_of(os.environ))
+            self._serve(CUDA, DeviceBackend(self._group, make_memory, CUDA))
         return self.by_device[CUDA]
-
-    def _make(self) -> CollectiveBackend:
-        from aiodist.backends.devices.backend import DeviceBackend
-        from aiodist.tensors.device_memory import CudaMemory
-
-        make_memory = partial(CudaMemory, host=host_of(os.environ))
-        return DeviceBackend(self._group, make_memory, CUDA)
 
 
 def host_of(environ: Mapping[str, str]) -> str:
