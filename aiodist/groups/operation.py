@@ -21,7 +21,6 @@ from aiodist.groups.argument_checks import (
     check_root_list,
 )
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.sizes import split_lengths, unequal
 from aiodist.groups.tensor_checks import (
     M,
     Open,
@@ -32,6 +31,8 @@ from aiodist.groups.tensor_checks import (
     check_times,
     digest_of_counts,
     each_of,
+    split_lengths,
+    unequal,
 )
 from aiodist.types import ReduceOp
 

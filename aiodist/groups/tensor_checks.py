@@ -1,4 +1,7 @@
-"""Whether the tensors of one operation fit together, for every kind of memory that a backend has."""
+"""Check that the tensors of one operation fit together, in every kind of memory that a backend has.
+
+Also divide the rows of one tensor among ranks, and describe several lengths by one number.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.sizes import digest_of_numbers
+from aiodist.groups.argument_checks import check_int, check_list
+from aiodist.groups.naming import digest
 from aiodist.tensors import DType
 
 
@@ -135,3 +139,54 @@ def check_kept(rank: int, sent: int, expected: int) -> None:
             f"what rank {rank} sends itself has {sent} bytes, what it expects from itself "
             f"{expected}: the splits do not fit together"
         )
+
+
+def split_lengths(
+    shape: Sequence[int], nbytes: int, name: str, splits: Sequence[int] | None, size: int
+) -> list[int]:
+    """Return the bytes for each of ``size`` ranks: ``splits[r]`` rows of a tensor's first dimension.
+
+    None means equal shares. Raises InvalidUsageError where the splits do not add up.
+    """
+    rows = shape[0] if shape else 1
+    row = nbytes // rows if rows else 0
+    if splits is not None:
+        splits = check_list(splits, f"{name}_split_sizes")
+    if not splits:
+        if rows % size:
+            raise InvalidUsageError(
+                f"{name} has {rows} rows, which {size} ranks cannot share equally; pass "
+                f"{name}_split_sizes"
+            )
+        return [rows // size * row] * size
+    if len(splits) != size:
+        raise InvalidUsageError(
+            f"{name}_split_sizes has {len(splits)} entries; the group has {size} ranks"
+        )
+    splits = [check_int(split, f"each of {name}_split_sizes") for split in splits]
+    if any(split < 0 for split in splits) or sum(splits) != rows:
+        raise InvalidUsageError(
+            f"{name}_split_sizes {splits} must be non-negative and add up to the {rows} "
+            f"rows of {name}"
+        )
+    return [split * row for split in splits]
+
+
+def digest_of_numbers(numbers: Sequence[int]) -> int:
+    """Return 56 bits that are equal on ranks with equal lists of numbers."""
+    return digest(",".join(map(str, numbers)), 7)
+
+
+def unequal(counts: Sequence[int]) -> int:
+    """Return what a fingerprint has in place of a root: -1 if ``counts`` are equal, else a digest below -1.
+
+    Ranks whose lists differ but have one total would take each other's blocks for their own.
+    """
+    if all(count == counts[0] for count in counts):
+        return -1
+    return digest_as_root(counts)
+
+
+def digest_as_root(numbers: Sequence[int]) -> int:
+    """Return a digest of ``numbers`` below -1, which a fingerprint has in place of a root."""
+    return -2 - (digest_of_numbers(numbers) & 0x3FFFFFFF)

@@ -13,7 +13,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import SPARSE_ALL_REDUCE, Fingerprint
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.sizes import digest_as_root
+from aiodist.groups.tensor_checks import digest_as_root
 from aiodist.groups.work import Work
 from aiodist.tensors import buffer_of
 from aiodist.types import RedOpType, ReduceOp
