@@ -17,7 +17,7 @@ STEP = 2 << 20
 async def gradually(
     group: GroupEngine, change: Callable[[memoryview], None], data: memoryview, itemsize: int
 ) -> None:
-    """``change`` all of ``data``, whole elements at a time."""
+    """Call ``change`` on all of ``data``, whole elements at a time."""
     step = max(STEP // itemsize, 1) * itemsize
     for start in range(0, len(data), step):
         if start:
@@ -50,7 +50,7 @@ async def load_gradually(group: GroupEngine, *buffers: Buffer) -> None:
 
 
 async def copy_gradually(group: GroupEngine, target: memoryview, source: memoryview) -> None:
-    """``target[:] = source``."""
+    """Copy ``source`` into ``target``."""
     for start in range(0, len(source), STEP):
         if start:
             await group.next_turn()
@@ -59,7 +59,7 @@ async def copy_gradually(group: GroupEngine, target: memoryview, source: memoryv
 
 
 async def write_back_gradually(group: GroupEngine, *buffers: Buffer) -> None:
-    """`Buffer.write_back`. Cancelled half way, it leaves the rest of the owners as it was."""
+    """Do as `Buffer.write_back`. Cancelled half way, it leaves the rest of the tensors unchanged."""
     copies = [b.staging.store() for b in buffers if b.staging is not None]
     for buffer in buffers:
         if buffer.is_staged and buffer.staging is None:

@@ -26,8 +26,8 @@ from aiodist.observe.recorder import CompletedRecord
 class MixedBackend(CollectiveBackend):
     """Hands each operation to the backend of its tensor's device, which checks the rest.
 
-    An operation without a tensor (on objects, a barrier, an agreement, a receive without a buffer) goes to
-    the backend of the CPU, or to the first one if no backend serves the CPU.
+    An operation without a tensor, such as a barrier, an agreement or one on objects, goes to the backend
+    of the CPU. If the CPU has none, it goes to the first backend.
     """
 
     def __init__(self, name: str, by_device: Mapping[str, CollectiveBackend]) -> None:

@@ -40,7 +40,7 @@ class TensorPlan:
         self._memory = signature.memory
 
     def views(self, operation: Send | Recv) -> memoryview | None:
-        """As `CachedPlan.views`."""
+        """Do as `CachedPlan.views`."""
         return self._memory(operation.tensor)
 
 

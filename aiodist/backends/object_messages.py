@@ -256,7 +256,7 @@ class ObjectMessages:
         return self._sends.send(*whole, dst, tag, timeout, kind=OBJECT)
 
     def _start_whole(self, whole: tuple[memoryview, bytes], dst: int, tag: int) -> Send:
-        """As `_send_whole`, inside a send that is under way."""
+        """Do as `_send_whole`, inside a send that is under way."""
         key = (OBJECT, self._group.id, tag)
         return self._group.messenger.send(self._group.ranks[dst], key, *whole)
 

@@ -211,7 +211,7 @@ def _plan(
     total: int,
     room: int | None = None,
 ) -> ShmPlan[T]:
-    """``total``: bytes, as `select` counts them. ``room``: what a slot must hold, if that differs."""
+    """Return the plan. ``total``: bytes, as `select` counts them. ``room``: of a slot, if that differs."""
     choice = select(agreed.operation, shape.size, total, rules=shape.rules)
     room = total if room is None else room
     in_slots = choice.algorithm == "slots" and room <= LARGEST_SLOT_BYTES

@@ -91,7 +91,7 @@ SEVERAL_GPUS = "cpu:aiodist,cuda:nccl"
 
 
 def why_not(name: str) -> str:
-    """Why backend ``name`` cannot run here; "" where it can. Raises ValueError for no backend."""
+    """Return why backend ``name`` cannot run here; "" if it can. Raises ValueError for another name."""
     backend = Backend(name)
     for device, each in backend.by_device().items():
         offer = OFFERS.get(each)
@@ -107,10 +107,10 @@ def why_not(name: str) -> str:
 
 
 def default_backend() -> Backend:
-    """The backend of a group whose maker names none.
+    """Return the backend of a group that is made without a name for it: "aiodist".
 
-    "aiodist"; but "cpu:aiodist,cuda:nccl" where NCCL can run, this process sees several GPUs, and
-    its host has no more ranks than that, which NCCL would refuse.
+    It is "cpu:aiodist,cuda:nccl" if NCCL can run, this process sees several GPUs, and its host has no
+    more ranks than GPUs, since NCCL refuses two ranks on one.
     """
     # torch takes a second to import, which programs of numpy alone would pay for nothing.
     if not _has_driver() or why_not(SEVERAL_GPUS):
@@ -122,7 +122,7 @@ def default_backend() -> Backend:
 
 
 def has_gpu() -> bool:
-    """Whether torch finds a CUDA device here."""
+    """Return whether torch finds a CUDA device here."""
     if not _has_driver() or find_spec("torch") is None:
         return False
     from aiodist.backends.torch_groups import count_gpus
@@ -131,7 +131,7 @@ def has_gpu() -> bool:
 
 
 def backend_named(name: str | None) -> Backend:
-    """The backend that ``name`` means, `default_backend` where None.
+    """Return the backend that ``name`` means. Without a name that is the `default_backend`.
 
     Raises InvalidUsageError for an unknown name, and for a backend that cannot run here.
     """
@@ -146,13 +146,13 @@ def backend_named(name: str | None) -> Backend:
 
 
 def rendezvous_for(backend: Backend) -> Callable[..., Awaitable[Rendezvous]]:
-    """How ranks meet that are to have ``backend``: by `rendezvous.rendezvous`, or as it does."""
+    """Return the function by which the ranks of ``backend`` meet: `rendezvous.rendezvous`, or MPI's."""
     names = {backend, *backend.by_device().values()}
     return rendezvous_of_mpi if Backend.MPI in names else rendezvous
 
 
 def served(backend: Backend) -> dict[str, Backend]:
-    """The backend of each kind of device whose tensors a group with ``backend`` takes."""
+    """Return the backend of each kind of device whose tensors a group with ``backend`` takes."""
     return backend.by_device() or dict.fromkeys(OFFERS[backend].devices, backend)
 
 

@@ -107,9 +107,9 @@ class CollectiveBackend(ABC):
         """
 
     def close(self) -> None:  # noqa: B027  # most hold nothing
-        """The group is closed and its operations have failed: give back what is held.
+        """Give back what is held: the group is closed, and its operations have failed.
 
-        On the group's loop; must not wait, and may be called twice.
+        Called on the group's loop. It must not wait, and may be called twice.
         """
 
     @abstractmethod

@@ -278,7 +278,7 @@ class GroupEngine(Messaging):
         data: memoryview | bytes,
         owner: Any = None,
     ) -> Work[T]:
-        """As `completed`, for a receive that has just got ``data`` from global rank ``source``.
+        """Do as `completed`, for a receive that has just got ``data`` from global rank ``source``.
 
         ``value``: the result. ``owner``: keeps the memory of ``data`` alive.
         """

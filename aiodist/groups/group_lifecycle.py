@@ -291,7 +291,7 @@ class GroupLifecycle(ABC):
 
     @abstractmethod
     def _need_not_tell(self) -> None:
-        """The other members learn of the end of what is under way by the end of the group."""
+        """Tell no member that what is under way has ended: the end of the group tells them."""
 
     def __repr__(self) -> str:
         place = f"rank {self.rank} of {self.size}"

@@ -158,7 +158,7 @@ class Messaging(GroupLifecycle):
         return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
     def send_short(self, plan: ObjectPlan, data: memoryview) -> CompletedRecord | None:
-        """As `send_at_once`, for a short message without metadata."""
+        """Do as `send_at_once`, for a short message without metadata."""
         length = len(data)
         if length > SHORT or self._error is not None or self._messenger is not None:
             return None

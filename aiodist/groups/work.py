@@ -418,7 +418,7 @@ class Work(Coroutine[Any, Any, T]):
         return True
 
     def synchronize(self) -> None:
-        """As `wait`, by torch's name for it: on a GPU, too, the data is there then."""
+        """Do as `wait`, under torch's name for it. The data is there then, on a GPU too."""
         self.wait()
 
     def _block(self, seconds: float | None) -> None:

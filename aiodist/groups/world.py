@@ -317,7 +317,7 @@ class World:
         return chosen
 
     def find_for_operation(self, group: Group | None) -> GroupEngine | NonGroupMember:
-        """As `find`; also raises what has ended the group, where this world has ended."""
+        """Do as `find`. If this world has ended, raise what has ended the group."""
         chosen = self.find(group)
         if self._endpoint is None and not isinstance(chosen, NonGroupMember):
             chosen.check_open()
@@ -328,7 +328,7 @@ class World:
         return group.world is self and group.endpoint is self._endpoint
 
     def group(self, group: Group | None) -> GroupEngine:
-        """As `member`, to start operations of the backend.
+        """Return the `member` that starts operations of the backend.
 
         Outside the world's event loop the result is a stand-in for the group, whose operations start
         later, in the loop: see `groups.deferred`.
@@ -346,14 +346,14 @@ class World:
         return stand_in
 
     def group_here(self, group: Group | None) -> GroupEngine:
-        """As `member`, for what starts now: refuses a foreign loop."""
+        """Do as `member`, for what starts now: raise InvalidUsageError in another loop."""
         chosen = self.member(group)
         if self.its_loop is not None:
             self.check_loop()
         return chosen
 
     def member(self, group: Group | None) -> GroupEngine:
-        """As `find_for_operation`; InvalidUsageError if this rank is not a member of the group."""
+        """Do as `find_for_operation`. Raises InvalidUsageError if this rank is not a member."""
         chosen = self.find_for_operation(group)
         if isinstance(chosen, NonGroupMember):
             raise InvalidUsageError(

@@ -47,7 +47,7 @@ class DevicePlan:
     reduce: DeviceReduction | None = None
 
     def needs_staging(self, rank: int) -> bool:
-        """Whether ``given`` has to be copied first: a step writes what a later one reads of it.
+        """Return whether ``given`` must be copied first: a step overwrites what a later step reads.
 
         ``rank``: this rank's.
         """
@@ -116,7 +116,7 @@ def _half(area: Tensor, half: int, step: int) -> Tensor:
 
 
 def _range(lengths: Sequence[int], rank: int) -> tuple[int, int]:
-    """Where in a rank's bytes those are that it has for ``rank``."""
+    """Return start and stop of the bytes that a rank with these ``lengths`` has for ``rank``."""
     if len(lengths) == 1:
         return 0, lengths[0]
     start = sum(lengths[:rank])

@@ -43,9 +43,9 @@ UNKNOWN, SHARED, REFUSED = range(3)
 
 
 class Areas:
-    """One group's, on one of this rank's devices.
+    """The areas of one group on one of this rank's devices.
 
-    ``of[r]`` is group rank r's area, once `meet` has said that they are there.
+    ``of[r]`` is group rank r's area, once `meet` has returned lengths.
     """
 
     def __init__(self, group: GroupEngine, memory: DeviceMemory, half: int = HALF) -> None:
@@ -61,7 +61,7 @@ class Areas:
     # -- turns
 
     async def enter(self) -> None:
-        """Return when it is the caller's turn, which ends with `leave`."""
+        """Wait for the caller's turn, which ends with `leave`."""
         if not self._busy:
             self._busy = True
             return
@@ -77,7 +77,7 @@ class Areas:
             raise
 
     def leave(self) -> None:
-        """The next has its turn, in the loop's next turn."""
+        """End the caller's turn. The next one begins in the loop's next turn."""
         if self._waiting:
             self._group.world.loop.call_soon(self._waiting.popleft().complete, None)
         else:
@@ -86,9 +86,9 @@ class Areas:
     # -- how they come to it
 
     async def meet(self, channel: Channel, lengths: Sequence[int]) -> list[list[int]] | None:
-        """Every rank's ``lengths``, by rank, where the areas can be used; None where they cannot.
+        """Return every rank's ``lengths``, by rank; None if the areas cannot be used.
 
-        All ranks get the same answer. Once at the beginning of every operation, in its turn.
+        All ranks get the same answer. Each operation calls this once, at the beginning of its turn.
         """
         memory = self.memory
         told = await self._say(channel, [self._state, memory.where, memory.process, *lengths])
@@ -103,7 +103,7 @@ class Areas:
         return [row for _, _, _, *row in told] if self._state == SHARED else None
 
     async def _lay_out(self, channel: Channel) -> bool:
-        """Whether all ranks have mapped all areas."""
+        """Return whether all ranks have mapped all areas."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         told = await self._say(channel, await self._offer(nonce))
         mapped = await self._say(channel, [self._map(told)])
@@ -113,7 +113,7 @@ class Areas:
         return False
 
     async def _offer(self, nonce: bytes) -> list[Any]:
-        """An area with ``nonce`` at its end, and how each rank may open it; empty without one."""
+        """Return ``nonce``, which ends this rank's area, and each rank's handle; empty without an area."""
         memory, rank = self.memory, self._group.rank
         try:
             area = memory.allocate(2 * self.half + NONCE_BYTES)
@@ -156,7 +156,7 @@ class Areas:
         return True
 
     async def _say(self, channel: Channel, words: list[Any]) -> list[list[Any]]:
-        """What each rank says."""
+        """Return what each rank passes as ``words``."""
         told = await all_gather_new(channel, memoryview(self._codec.dumps(words)))
         heard = [self._codec.loads(part) for part in told]
         if not all(isinstance(each, list) for each in heard):
@@ -164,6 +164,6 @@ class Areas:
         return heard
 
     def close(self) -> None:
-        """Give all areas back; others that still read this rank's keep its memory by themselves."""
+        """Drop all areas. Peers that still read this rank's area keep its memory alive themselves."""
         self.of = []
         self._state = UNKNOWN

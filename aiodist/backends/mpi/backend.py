@@ -57,7 +57,7 @@ class MpiBackend(CollectiveBackend):
     # -- the communicator
 
     async def ready(self, deadline: Deadline) -> None:
-        """Raises DistBackendError, InvalidUsageError, or CollectiveTimeoutError at the deadline."""
+        """Do as `CollectiveBackend.ready`. Raises CollectiveTimeoutError at the deadline."""
         try:
             async with asyncio.timeout(limit(deadline)):
                 await awaited(self._gate.passed())
@@ -98,7 +98,7 @@ class MpiBackend(CollectiveBackend):
         self._gate.open(mpi, comm, poller)
 
     def _some_of(self, mpi: Mpi) -> Mpi:
-        """A communicator of some ranks, which only they have to call for."""
+        """Return a communicator of the group's ranks, which are not all. Only they call this."""
         comm_world = mpi.COMM_WORLD
         chosen = comm_world.Get_group().Incl(self._group.ranks)
         try:

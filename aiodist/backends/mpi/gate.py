@@ -1,4 +1,4 @@
-"""A communicator that is being made: what needs it waits, in order."""
+"""Operations wait here, in order, until MPI has made their communicator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodist.completion import Pending
 
 
 class Gate:
-    """Opens once, with a communicator; or stays shut for good, with an error.
+    """Opens once, with a communicator, or stays shut for good, with an error.
 
     ``mpi``, ``comm``, ``poller`` and ``most_tag`` (the largest tag of MPI) are set when it opens.
     """
@@ -27,7 +27,7 @@ class Gate:
         self._waiting: list[tuple[Callable[[], None], Callable[[BaseException], None]]] = []
 
     def run(self, start: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Call ``start()`` once it is open, after all that came before; or ``fail(error)``."""
+        """Call ``start()`` once the gate is open, after earlier calls; ``fail(error)`` if it stays shut."""
         if self.is_open:
             self.call(start, fail)
         elif self.error is not None:
@@ -36,29 +36,29 @@ class Gate:
             self._waiting.append((start, fail))
 
     def passed(self) -> Pending[None]:
-        """Done when it is open, after all that came before."""
+        """Return what is done when the gate is open, after all earlier calls."""
         passing: Pending[None] = Pending()
         self.run(lambda: passing.complete(None), passing.fail)
         return passing
 
     def open(self, mpi: Mpi, comm: Mpi, poller: Poller) -> None:
-        """The communicator is there."""
+        """Open the gate: ``comm`` can be used."""
         self.mpi, self.comm, self.poller = mpi, comm, poller
         self.most_tag = int(comm.Get_attr(mpi.TAG_UB))
-        # Not open before the last has gone: a call that comes now comes after them.
+        # The gate opens after the last waiting call: a call that comes meanwhile is appended to them.
         while self._waiting:
             self.call(*self._waiting.pop(0))
         self.is_open = self.error is None  # one of them may have shut it
 
     def call(self, start: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Call ``start()`` now that MPI is there. What it raises goes to ``fail``, as an error of ours."""
+        """Call ``start()``. What it raises goes to ``fail``, as an error of aiodist."""
         try:
             start()
         except Exception as error:  # noqa: BLE001  # whatever it is, its operation reports it
             fail(translated(self.mpi, error))
 
     def shut(self, error: BaseException) -> None:
-        """There will be none, or no more."""
+        """Fail what waits, and what comes later: there is no communicator, or no longer."""
         self.is_open = False
         if self.error is None:
             self.error = error

@@ -20,9 +20,9 @@ Mpi = Any
 
 
 def why_not() -> str:
-    """Why backend "mpi" cannot run here; "" where it can. Does not initialise MPI.
+    """Return why backend "mpi" cannot run here; "" if it can. Does not initialise MPI.
 
-    Whether a program was started by ``mpiexec`` is not asked: without it, it is one rank of one.
+    A program that was not started by ``mpiexec`` is rank 0 of one rank, which is no reason.
     """
     if "mpi4py.MPI" in sys.modules:
         return ""
@@ -43,9 +43,9 @@ def why_not() -> str:
 
 
 def load() -> Mpi:
-    """``mpi4py.MPI``, initialised. Blocks where it initialises MPI, so not for the loop's thread.
+    """Return ``mpi4py.MPI``, initialised. To initialise it blocks: do not call this in the loop's thread.
 
-    Raises DistBackendError where MPI cannot be used, or has been finalised.
+    Raises DistBackendError if MPI cannot be used, or has been finalised.
     """
     reason = why_not()
     if reason:
@@ -74,9 +74,9 @@ def check_thread(mpi: Mpi) -> None:
 
 
 def in_thread(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> Pending[T]:
-    """Call ``function``, which may block, in a thread of its own; done in the loop's thread.
+    """Call ``function``, which may block, in a thread of its own. The result is set in the loop's thread.
 
-    A daemon: what waits for ranks that never come must not keep the process from ending.
+    The thread is a daemon: if ``function`` waits for ranks that never come, the process can still end.
     """
     answer: Pending[T] = Pending()
 

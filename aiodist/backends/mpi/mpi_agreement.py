@@ -96,7 +96,7 @@ class MpiAgreement:
 
 
 def sending(source: int, target: int, nbytes: int) -> int:
-    """What ``nbytes`` from rank to rank add to the balance; expected ones are subtracted."""
+    """Return what ``nbytes`` that ``source`` sends add to the balance. ``target`` subtracts them."""
     weight = (source * 0x9E3779B97F4A7C15 + target * 0xC2B2AE3D27D4EB4F + 1) * 0xD6E8FEB86659FD93
     return ((weight ^ (weight >> 32)) | 1) * nbytes & _MASK
 

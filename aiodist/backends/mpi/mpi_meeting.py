@@ -44,7 +44,7 @@ async def rendezvous_of_mpi(
     environ: Mapping[str, str],
     patience: float = 0.0,
 ) -> Rendezvous:
-    """As `rendezvous.rendezvous`, with MPI's rank and size; initialises MPI if need be.
+    """Do as `rendezvous.rendezvous`, with MPI's rank and size. Initialises MPI if need be.
 
     ``rank`` and ``size``: -1, or MPI's own. Without a ``store`` and with ``env://`` or no
     ``init_method``, MPI tells the ranks where to meet.
@@ -90,7 +90,7 @@ async def rendezvous_of_mpi(
 async def _open_place(
     mpi: Mpi, comm: Mpi, deadline: Deadline, environ: Mapping[str, str]
 ) -> MeetingStore:
-    """Rank 0 serves a store at a free port, and broadcasts address and secret."""
+    """Return the store that rank 0 serves at a free port, and whose address and secret it broadcasts."""
     mine = hashlib.sha256(host_identity().encode()).digest()
     hosts = np.empty((comm.size, len(mine)), np.uint8)
     hosts[comm.rank] = np.frombuffer(mine, np.uint8)
@@ -138,7 +138,7 @@ async def _open_place(
 
 
 async def _finished(request: Mpi, memory: object, size: int, deadline: Deadline) -> None:
-    """Wait for a request of all ranks, asking it now and then.
+    """Poll a request of all ranks until it has completed.
 
     ``memory``: all that MPI reads or writes for it.
     """

@@ -122,7 +122,7 @@ class MpiMessenger:
             posted.request.request.Cancel()
 
     def take_back(self, key: Key, src: int, meta: bytes, data: memoryview, order: int) -> None:
-        """Give a message that a receive has got, and no caller, to the next receive; ``data`` is copied."""
+        """Give a message whose receive was given up to the next receive. ``data`` is copied."""
         kept = scratch(len(data))
         copy(kept, data)
         give = partial(_give, rank=src, meta=meta, data=kept)
@@ -193,7 +193,7 @@ class MpiMessenger:
                 self._hand_on(self._came, status.Get_tag(), source, give)
 
     def _hand_on(self, turn: int, tag: int, source: int, give: Callable[[Recv], None]) -> None:
-        """Give a message to the first receive that waits for one, or keep it for the next that comes."""
+        """Give a message to the first receive that matches it, or keep it for a later one."""
         for recv, posted in self._posted.items():
             if (
                 posted.request is not None
@@ -211,12 +211,12 @@ class MpiMessenger:
         recv.fail(error)
 
     def _give_or_fail(self, recv: Recv, turn: int, give: Callable[[Recv], None]) -> None:
-        """``give(recv)``, in a callback of the poller, which has other requests to end after this one."""
+        """Call ``give(recv)``. Its error fails ``recv``: the poller has other requests to complete."""
         recv.turn = turn
         self._gate.call(lambda: give(recv), recv.fail)
 
     def _open(self, recv: Recv, source: int, head: bytearray) -> None:
-        """The head of a message for ``recv`` is here."""
+        """Take the head of a message for ``recv``, and the message itself if it is short."""
         length, number, n_meta = _HEAD.unpack_from(head)
         start = _HEAD.size + n_meta
         if start > _HEAD.size + _MOST_META or (length <= SHORT and start + length > len(head)):

@@ -173,7 +173,7 @@ class MpiOperations:
     # -- requests
 
     def _watch(self, request: Mpi, nbytes: int, *memory: object) -> Request:
-        """``memory``: all that MPI reads or writes for the request. ``nbytes``: about how much it moves."""
+        """Let ``request`` be polled. It moves about ``nbytes``. ``memory``: all that it reads or writes."""
         return self._gate.poller.watch(request, memory, nbytes)
 
     def _bytes(self, data: memoryview) -> list[Mpi]:
@@ -187,7 +187,7 @@ class MpiOperations:
     # -- memory
 
     def _joined(self, blocks: Blocks) -> memoryview | None:
-        """All blocks as one piece of memory, if they lie one after the other in it.
+        """Return all blocks as one piece of memory; None unless each begins where the one before it ends.
 
         It does not keep the blocks' memory alive: `_watch` does.
         """
@@ -203,7 +203,7 @@ class MpiOperations:
         return memoryview(self._gate.mpi.buffer.fromaddress(start, end - start, readonly))
 
     async def _one_piece(self, blocks: Blocks, apart_from: memoryview | None = None) -> memoryview:
-        """All blocks one after the other, copied if need be; not in the memory of ``apart_from``."""
+        """Return all blocks as one piece, or a copy of them: it does not overlap ``apart_from``."""
         whole = self._joined(blocks)
         if whole is not None and (apart_from is None or not overlap(whole, apart_from)):
             return whole

@@ -1,4 +1,4 @@
-"""Which reductions MPI computes as ours do, and which are left to our own algorithms."""
+"""The reductions that MPI computes as aiodist does. The others run by aiodist's own algorithms."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MpiReduction:
         self._reduce(acc, other, other_first)
 
     def in_mpi(self, mpi: Mpi) -> tuple[Mpi, Mpi] | None:
-        """MPI's operation and element type, or None where it has no such reduction."""
+        """Return MPI's operation and element type; None if MPI has no such reduction."""
         if self._names is None:
             return None
         datatype = getattr(mpi, self._names.datatype, mpi.DATATYPE_NULL)
@@ -79,9 +79,9 @@ class MpiReduction:
 
 
 def names_of(kind: RedOpType, dtype: DType) -> Names | None:
-    """MPI's names for a reduction, or None where its own would not mean the same.
+    """Return MPI's names for a reduction; None if MPI's has another meaning.
 
-    MPI leaves open what MIN and MAX make of NaN; ours propagate it.
+    MPI does not define the MIN and MAX of NaN. Those of aiodist propagate it.
     """
     if dtype.name == "bool":
         return Names(_OF_BOOL.get(kind, _OPS[kind]), "UINT8_T")

@@ -49,40 +49,40 @@ class TorchKind(ABC):
     are there, and would hold up what one of them has to do with others first."""
 
     def meet(self, store: Any, ranks: Sequence[int], own: int, chosen: Any) -> None:  # noqa: B027
-        """Before `build`, in the same thread: find out whether these ranks can be one group.
+        """Find out whether these ranks can be one group, in the thread of `build` and before it.
 
         ``ranks``: global; ``own``: this rank's number among them; ``chosen``: its device_id.
         """
 
     def explain(self, text: str) -> str:
-        """torch's error ``text`` with what to do about it, where that is known."""
+        """Return torch's error ``text``, with what to do about it if that is known."""
         return text
 
     @abstractmethod
     def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
-        """The group itself. Blocks; called in the worker's thread."""
+        """Return torch's group. Blocks; called in the worker's thread."""
 
     @abstractmethod
     def place(self, chosen: Any) -> torch.device:
-        """Where tensors of its own go, where ``chosen`` is what the user gave as device_id."""
+        """Return the device of tensors that the group makes. ``chosen``: the user's device_id, or None."""
 
     @abstractmethod
     def here(self, device: torch.device) -> Callable[[Lanes], Here]:
-        """What the worker has to enter for an operation, of one group's lanes.
+        """Return what gives the context of an operation, by one group's lanes; the worker enters it.
 
-        It comes after what the caller has asked of ``device`` by now, and holds up nothing that the
-        caller asks for later.
+        The operation comes after what the caller has submitted to ``device`` by now, and delays nothing
+        that the caller submits later.
         """
 
     @abstractmethod
     def callers(self, device: torch.device) -> Callable[[], Here]:
-        """What another thread has to enter to make tensors as the caller would now."""
+        """Return what gives the context in which another thread makes tensors as the caller would now."""
 
     @abstractmethod
     def follow(
         self, work: Any, finish: Callable[[], None], loop: Any, waiter: Worker, done: Done
     ) -> None:
-        """See that ``finish()`` comes after ``work``, and ``done`` after both.
+        """Call ``finish()`` after ``work``, and ``done`` after both.
 
         Called by the worker, in what it has entered for the operation.
         """
@@ -224,7 +224,7 @@ _SHARED = (
 
 
 def all_say(store: Any, word: str, ranks: Sequence[int], own: int) -> list[tuple[int, str]]:
-    """What each of ``ranks`` says, this one ``word``. Blocks until all have."""
+    """Return the word of each of ``ranks``; this rank's is ``word``. Blocks until all have set theirs."""
     store.set(f"device/{own}", word.encode())
     return [(rank, store.get(f"device/{number}").decode()) for number, rank in enumerate(ranks)]
 
@@ -243,7 +243,7 @@ def check_devices(devices: Sequence[tuple[int, str]]) -> None:
 
 
 def _named_device(chosen: Any) -> torch.device | None:
-    """The GPU that device_id or the launcher names; None where neither does."""
+    """Return the GPU that device_id or the launcher names; None if neither does."""
     if chosen is not None:
         device = torch.device("cuda", chosen) if isinstance(chosen, int) else torch.device(chosen)
         return device if device.index is not None else torch.device("cuda", 0)

@@ -77,7 +77,7 @@ class TorchMessages:
             each.close()
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        """As `CollectiveBackend.check_tensor`."""
+        """Do as `CollectiveBackend.check_tensor`."""
         slot = Slot(tensor, "tensor", self.kind.device, writable=writable)
         self._check_device(slot.device)
 
@@ -148,7 +148,7 @@ class TorchMessages:
         finish: Callable[[int], Any],
         timeout: float | None,
     ) -> Work[Any]:
-        """``place(metadata)``: where the message goes; ``finish(source)``: the result."""
+        """Start a receive. ``place(metadata)``: where the message goes. ``finish(source)``: the result."""
         src, tag = operation.src, operation.tag
         source = ANY_SOURCE if src is None else self._group.ranks[src]
 
@@ -174,16 +174,16 @@ class TorchMessages:
         return self._group.message("recv", src, tag, self._body(protocol), timeout)
 
     def own_device(self) -> torch.device:
-        """Where this rank's part is, and what has no tensor of its own goes."""
+        """Return the device of this rank's operations, also of those without a tensor."""
         return self._device or self.kind.place(self._group.spec.device)
 
     def here(self, device: torch.device) -> Callable[[Lanes], Here]:
-        """What an operation on tensors of ``device`` has to enter. Errors as of `_check_device`."""
+        """Return `TorchKind.here` for tensors of ``device``. Raises what `_check_device` raises."""
         self._bind(device)
         return self.kind.here(device)
 
     def _bind(self, device: torch.device) -> None:
-        """From now on all operations are there. Errors as of `_check_device`."""
+        """Let all operations be on ``device`` from now on. Raises what `_check_device` raises."""
         self._check_device(device)
         self._device = device
 
@@ -204,7 +204,7 @@ class TorchMessages:
             )
 
     def _between(self, rank: int) -> tuple[WrappedGroup, int]:
-        """The torch group of messages from and to that rank of the group, and its number there."""
+        """Return the torch group of messages between this rank and ``rank``, and the number of ``rank``."""
         if not self.kind.in_pairs:
             return self.torch, rank
         two = sorted((rank, self._group.rank))

@@ -108,7 +108,7 @@ class Slot:
 
 
 def device_of(slots: Sequence[Slot]) -> torch.device:
-    """The device of all of them. Raises InvalidUsageError where they have several."""
+    """Return the device of all slots. Raises InvalidUsageError if they are on several."""
     first, *others = (slot.device for slot in slots)
     for other in others:
         if other != first:

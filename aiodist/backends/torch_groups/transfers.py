@@ -65,13 +65,13 @@ class Transfer:
         self._driver.start()
 
     def give_up(self) -> None:
-        """The operation was cancelled: take back what can be taken back."""
+        """Take back what can be taken back: the operation was cancelled."""
         self.given_up = True
         if self.announced is not None and self.announced():
             self.stop(_taken_back())
 
     def stop(self, error: BaseException) -> None:
-        """Nothing can go on: the group is closed, or the other end is gone."""
+        """Fail the transfer: the group is closed, or the other end is gone."""
         if self._driver is not None:
             self._driver.throw(error)
 
@@ -91,16 +91,16 @@ class Transfers:
         transfer.run(body, self._running.discard)
 
     def stop(self, error: DistError) -> None:
-        """The group is closed."""
+        """Fail all transfers: the group is closed."""
         for transfer in list(self._running):
             transfer.stop(error.again())
         self._group.endpoint.inbox.forget_group(self._control_id)
 
     async def offer(self, transfer: Transfer, to: int, tag: int, meta: bytes) -> bool:
-        """Returns when global rank ``to`` starts to receive: the send has to start at once.
+        """Return when global rank ``to`` starts to receive: the send has to start at once.
 
-        False where it refuses the message, or where it has been taken back. Raises InvalidUsageError
-        where it is received for another backend of the group.
+        Returns False if that rank refuses the message, or if the message has been taken back. Raises
+        InvalidUsageError if it was received for another backend of the group.
         """
         endpoint, here = self._group.endpoint, self._group.global_rank
         number = self._next = self._next + 1
@@ -128,10 +128,9 @@ class Transfers:
     async def accept(
         self, transfer: Transfer, source: int, tag: int, refuse: Refuse
     ) -> tuple[int, bytes]:
-        """Returns when a message from ``source`` starts: the receive has to start at once.
+        """Return the sender's global rank and the metadata when a message from ``source`` starts.
 
-        The result is the sender's global rank and what it says of the message. Raises what
-        ``refuse`` returns; the message is then dropped.
+        The receive has to start at once. Raises what ``refuse`` returns; the message is then dropped.
         """
         endpoint, here = self._group.endpoint, self._group.global_rank
         while True:
@@ -167,7 +166,7 @@ class Transfers:
         self._group.endpoint.send(to, key, memoryview(word), b"")
 
     def _hear(self, src: int, key: Key) -> Pending[memoryview]:
-        """The next word of that rank about that message; listens from the call on."""
+        """Return the next word of rank ``src`` about a message. It is listened for from the call on."""
         recv = Recv(key, src, None, b"", take_any, new_memory)
         heard = payload_of(recv)
         self._group.endpoint.recv(recv)

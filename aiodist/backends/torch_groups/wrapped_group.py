@@ -54,7 +54,7 @@ class Running:
         return once
 
     def ended(self, error: BaseException | None) -> None:
-        """torch is done with it."""
+        """Complete ``over``: torch has ended the operation."""
         self._group.under_way -= 1
         if error is None:
             self.over.complete(None)
@@ -65,7 +65,7 @@ class Running:
             self.over.fail(DistBackendError(self._group.explain(text)))
 
     def leave(self) -> None:
-        """The operation ended otherwise: write nothing any more, and give the torch group up."""
+        """Write nothing any more, and give the torch group up: the operation ended without torch."""
         with self._turn:
             self._left = True
         self._group.give_up()
@@ -199,9 +199,9 @@ class WrappedGroup:
             self._longest = seconds
 
     def give_up(self) -> None:
-        """An operation failed or was cancelled half way, which torch cannot take back.
+        """Fail what is under way in the torch group, and write nothing to tensors any more.
 
-        What is under way in the torch group fails, and nothing is written to tensors any more.
+        An operation failed or was cancelled half way, and torch cannot take it back.
         """
         self._end(abort=True)
 
