@@ -53,7 +53,7 @@ def open_tensor(
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return dtype, _bytes_of(tensor, dtype, name), None, None
     if writable:
-        _refuse_overlaps(tensor, name)
+        refuse_overlaps(tensor, name)
     staged = _new(tensor.shape, tensor.dtype)
     if load:
         assign(staged, tensor)
@@ -95,7 +95,7 @@ def open_staged(
     """As `open_tensor`, for memory that only ``stage(tensor)`` can copy."""
     dtype = dtype_of_tensor(tensor, name)
     if writable:
-        _refuse_overlaps(tensor, name)
+        refuse_overlaps(tensor, name)
     staging = stage(tensor)
     staged = staging.host.view(tensor.shape)
     if load:
@@ -103,7 +103,8 @@ def open_staged(
     return dtype, _bytes_of(staged, dtype, name), staged, staging
 
 
-def _refuse_overlaps(tensor: Tensor, name: str) -> None:
+def refuse_overlaps(tensor: Tensor, name: str) -> None:
+    """Raise InvalidUsageError if two elements of ``tensor``, which is to be written, share memory."""
     if not tensor.is_contiguous() and overlaps_itself(tensor.shape, tensor.stride(), 1):
         raise InvalidUsageError(
             f"{name} has elements that share memory (an expanded tensor?), so it cannot be "

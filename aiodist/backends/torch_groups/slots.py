@@ -10,8 +10,7 @@ import torch
 from aiodist.backends.native_messages import load_now
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import Buffer, buffer_of
-from aiodist.tensors.memory_overlap import overlaps_itself
-from aiodist.tensors.torch_memory import dtype_of_tensor
+from aiodist.tensors.torch_memory import dtype_of_tensor, refuse_overlaps
 
 
 class Slot:
@@ -54,11 +53,8 @@ class Slot:
         self.count, self.shape = owner.numel(), tuple(owner.shape)
         self.kind = "torch"
         if not owner.is_contiguous() or owner.is_conj() or owner.is_neg():
-            if writable and overlaps_itself(owner.shape, owner.stride(), 1):
-                raise InvalidUsageError(
-                    f"{name} has elements that share memory (an expanded tensor?), so it cannot "
-                    f"be written; pass a copy: {name}.clone()"
-                )
+            if writable:
+                refuse_overlaps(owner, name)
             self._owner = owner
             self._staged = torch.empty(owner.shape, dtype=owner.dtype, device=owner.device)
             owner = self._staged
