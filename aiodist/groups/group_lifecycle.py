@@ -117,10 +117,6 @@ class GroupLifecycle(ABC):
 
     # -- numbers
 
-    def name(self) -> str:
-        """Return the name of the group's backend, as it was asked for."""
-        return str(self.backend_name)
-
     def group_rank(self, global_rank: int) -> int:
         """Return this group's number of a global rank. Raises InvalidUsageError for a rank outside."""
         try:

@@ -70,7 +70,7 @@ class GroupHandle:
 
     def name(self) -> str:
         """Return the name of the group's backend, as it was asked for."""
-        return self._engine.name()
+        return str(self._engine.backend_name)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the group's number of ``global_rank``. Raises InvalidUsageError for a rank outside."""

@@ -274,7 +274,7 @@ class Messaging(GroupLifecycle):
 
         work._follow(context.receiving(messenger.recv(recv)), end)
         if recv.done:
-            work._over_at(self._spin_policy)
+            work._yields = self._spin_policy.turn_is_due(monotonic_ns())
         self._limit(work, timeout)
         if self._left and from_any and self._messenger is None:
             self._fail_lonely()

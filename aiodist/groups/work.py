@@ -150,10 +150,6 @@ class Work(Coroutine[Any, Any, T]):
         if not self._done:
             self._site = call_site(3, self._loop.get_debug())
 
-    def _over_at(self, spin_policy: SpinPolicy) -> None:
-        """Note that the operation completed synchronously: its first ``await`` may yield to the loop."""
-        self._yields = spin_policy.turn_is_due(monotonic_ns())
-
     def _fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
         if self._done:  # `_abandon` leaves the context: it must write nothing any more
