@@ -29,6 +29,7 @@ from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.messenger import Messenger, new_memory, payload_of
 from aiodist.groups.shm_collective import ShmCollective
+from aiodist.groups.work import OperationContext
 from aiodist.p2p.matching import Recv
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
@@ -71,7 +72,7 @@ class CollectiveGroup(MessagingGroup, Protocol):
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None: ...
 
 
-class CollectiveContext:
+class CollectiveContext(OperationContext):
     """The messages of one collective: a `collectives.Channel` by (group, sequence number)."""
 
     __slots__ = (
@@ -291,9 +292,6 @@ class CollectiveContext:
             return None
         return self.communicator
 
-    def hand_back(self) -> Callable[[], None] | None:
-        return None
-
     def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
         """Wait where a peer has left, perhaps because the operation failed, for that announcement.
 
@@ -380,7 +378,7 @@ class CollectiveContext:
         self._group.status_queries.call(self.sequence, others, done)
 
 
-class MessageContext:
+class MessageContext(OperationContext):
     """One point-to-point message."""
 
     __slots__ = ("_group", "_messenger", "_send", "_status_query", "_tag", "_what", "other", "recv")
@@ -446,15 +444,9 @@ class MessageContext:
             return ()
         return self._messenger.polls([self.other])
 
-    def sleeper(self) -> ShmCommunicator | None:
-        return None
-
     def hand_back(self) -> Callable[[], None] | None:
         recv = self.recv
         return None if recv is None else partial(recv.hand_back, self._messenger.inbox)
-
-    def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
-        return False  # its failure concerns the two ranks alone
 
     def close(self, error: BaseException | None) -> BaseException | None:
         if error is not None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aiodist.completion import Pending, T
-from aiodist.groups.shm_communicator import ShmCommunicator
-from aiodist.groups.work import Work
+from aiodist.groups.work import OperationContext, Work
 from aiodist.p2p.spin_policy import SpinPolicy
 
 
@@ -31,8 +30,8 @@ def following(
     return both
 
 
-class _Following:
-    """The context of a work that follows ``first``."""
+class _Following(OperationContext):
+    """The context of a work that follows ``first``, a collective, which postpones its end itself."""
 
     __slots__ = ("_first", "_words", "ended")
 
@@ -63,15 +62,6 @@ class _Following:
     def polls(self) -> Sequence[Callable[[], None]]:
         context = self._first._context
         return () if context is None else context.polls()
-
-    def sleeper(self) -> ShmCommunicator | None:
-        return None
-
-    def hand_back(self) -> Callable[[], None] | None:
-        return None  # the first work is a collective
-
-    def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
-        return False  # the first one did
 
     def close(self, error: BaseException | None) -> BaseException | None:
         if not self._first.is_completed():

@@ -31,6 +31,8 @@ _running_loop = asyncio._get_running_loop
 class OperationContext(Protocol):
     """The messages of one operation, as its `Work` sees them."""
 
+    __slots__ = ()
+
     def describe(self) -> str:
         """Return the operation in words: name, number, group."""
 
@@ -46,18 +48,21 @@ class OperationContext(Protocol):
 
     def sleeper(self) -> ShmCommunicator | None:
         """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
+        return None
 
     def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
         """Return whether the operation, which ended by ``error``, is to end a little later.
 
         Then ``fail`` will be called with ``error``. Another error that comes before counts in its place.
         """
+        return False
 
     def close(self, error: BaseException | None) -> BaseException | None:
         """Take back what is left of the operation, which ended. Returns the error to report."""
 
     def hand_back(self) -> Callable[[], None] | None:
         """Return how to give the message of a receive to the next receive; None: it has none to give."""
+        return None
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
         """Find out which ranks are missing, then ``fail`` with CollectiveTimeoutError: time is up."""
