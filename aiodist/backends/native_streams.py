@@ -91,8 +91,8 @@ class Stream(ObjectStream):
         self._items = 0  # credit
         self._bytes = 0
         self._writers: deque[asyncio.Future[None]] = deque()
-        # Of sends that have to wait, so that none overtakes another: how many have the lock or wait for
-        # it, and so also the one that is woken and has not gone on yet.
+        # Sends that have to wait take the lock, so that none overtakes another. The count is of those that
+        # have it or wait for it, also of one that is woken and has not gone on yet.
         self._send_lock = asyncio.Lock()
         self._in_line = 0
         self._parts: Driver[None] | None = None
@@ -105,8 +105,8 @@ class Stream(ObjectStream):
         self._why_stopped = ""  # if the peer gave the stream up
         self._peer_is_done = False
         self._early: list[tuple[bytes, bytes]] | None = []
-        """What was said before an earlier stream with the same peer and tag was over: its peer would take
-        that for a message of the earlier one."""
+        """Messages that are held back while an earlier stream with the same peer and tag is not over: the
+        peer would take them for messages of that stream."""
         self.over: Pending[None] = Pending()
         """Done when nothing of this stream is under way any more."""
         self._work: Work[None] | None = None

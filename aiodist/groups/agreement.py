@@ -26,8 +26,8 @@ JOIN = "join"
 HERE = "here"
 DONE = "done"
 GONE = "gone"
-"""Messages: from a coordinator; to it, with the promise; to it, once; the decision; that this rank takes
-part no more."""
+"""Messages. A coordinator sends ASK. A member answers JOIN, with its promise, and sends HERE once, when it
+has entered. DONE has the decision. GONE says that the sender takes part no more."""
 
 
 class Decision(NamedTuple):
@@ -78,7 +78,7 @@ class Agreement:
 
     @property
     def waiting_for(self) -> list[int]:
-        """Whose answer is missing: the coordinator's, or, on the coordinator, the members'."""
+        """The ranks whose answer is missing: the coordinator or, on the coordinator, members."""
         coordinator = self._coordinator()
         if coordinator != self._me:
             return [coordinator]
@@ -112,7 +112,7 @@ class Agreement:
             self._go_on()
 
     def leave(self) -> None:
-        """Take part no more: to the members that wait for this rank, or count on it, it is gone."""
+        """Take part no more, and tell the members that wait for this rank or count on it."""
         counting = set(self._waiting)
         if self.decision is not None:  # the others may have made their next group by now
             counting.update(self.decision.members)
@@ -154,7 +154,7 @@ class Agreement:
                 self._go_on()
         elif kind == DONE:
             term, members, value = rest
-            # Else it is a dead coordinator's, which the one that was promised obedience may not know.
+            # Otherwise it is a dead coordinator's decision, which the obeyed coordinator may not know.
             if term >= self._promised or self._coordinator() in (src, self._me):
                 self._waiting.discard(src)  # it has the decision
                 self._decide(term, Decision(tuple(members), value))
@@ -169,7 +169,7 @@ class Agreement:
         return alive[0] if alive else self._me
 
     def _bury(self, dead: Iterable[int]) -> None:
-        # Not oneself: that others take this rank for dead it learns by their decision.
+        # Not this rank: it learns by a decision that others take it for dead.
         self._dead.update(rank for rank in dead if rank != self._me and rank in self._members)
 
     def _promise(self, term: int) -> None:
@@ -190,7 +190,7 @@ class Agreement:
                 self._tell(coordinator, [HERE])
             return
         if self._promised > place:
-            return  # a higher one asks, for which this rank is dead: it will hear what comes of it
+            return  # a higher coordinator asks, which takes this rank for dead, and will tell its decision
         if self._told < place:
             self._told = self._promised = place
             for rank in self.alive:

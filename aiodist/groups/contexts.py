@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _PRUNE = 64
 
 _ANNOUNCEMENT_SECONDS = 0.2
-"""How much later than the goodbye of a rank that knows of a failure its announcement may arrive."""
+"""How much later than the goodbye of a peer the announcement may arrive of the failure that it knew."""
 
 
 class MessagingGroup(GroupFacts, Protocol):
@@ -112,7 +112,9 @@ class CollectiveContext(OperationContext):
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self._informed: frozenset[int] = frozenset()  # the ranks that know which collective this is
-        self._departed: PeerLostError | None = None  # its error, if no announcement comes
+        self._departed: PeerLostError | None = (
+            None  # the error to end with, if no announcement comes
+        )
         self._postponed: asyncio.TimerHandle | None = None
         self.meets = False
         """Whether it waits until all ranks have begun, in another library."""
@@ -132,7 +134,7 @@ class CollectiveContext(OperationContext):
         return True
 
     def enter(self, communicator: ShmCommunicator) -> None:
-        """Have the communicator from now on, which is free."""
+        """Take ``communicator``, which is free."""
         communicator.current = self.shm = shm = ShmCollective(communicator)
         shm.begin_with(self.sequence, self.meta_words, self)
 
@@ -171,18 +173,18 @@ class CollectiveContext(OperationContext):
     def listen(self) -> None:
         """Fail with a message for this operation from a rank that is in another one.
 
-        The receives of this one may never see it: of two ranks that both take themselves for the root
-        of a broadcast each offers the other its data, and asks for none.
+        The receives of this operation may never see it. If two ranks take themselves for the root of a
+        broadcast, each sends its data to the other and posts no receive.
         """
         self._messenger.inbox.watch(self._key, self.compare)
 
     def tell_awaited(self) -> None:
-        """Tell the ranks whose messages it waits for, each of them once, which collective this is.
+        """Tell each rank whose message is missing, once, which collective this is.
 
-        They may be in another one, and wait for this rank in turn. Where another library carries the
-        messages, that compares what ranks call. In shared memory it tells the neighbours in place of the
-        rank that is late, to which all others would connect. Of members in two operations some are
-        neighbours, unless many that are in none stand between them; and an error reaches all.
+        That rank may be in another collective, and wait for this rank in turn. If another library carries
+        the messages, that library compares the calls. In shared memory the neighbours are told in place
+        of the late rank, to which all others would connect. If members are in two operations, some of
+        them are neighbours, unless many members in none are between them. An error reaches all members.
         """
         endpoint, communicator = self._group.endpoint, self.communicator
         if self._messenger is endpoint:
@@ -252,7 +254,7 @@ class CollectiveContext(OperationContext):
             detail = f" and sent {length} bytes where {len(recv.into)} are expected"
             error = self._mismatch(src, meta, detail)
         if error is not None:
-            # The algorithm may wait for another rank just now, which may take its time.
+            # The algorithm may be waiting for another rank, for a long time.
             self._group.fail_soon(self.sequence, error)
         return error
 
@@ -293,9 +295,10 @@ class CollectiveContext(OperationContext):
         return self.communicator
 
     def postpones(self, error: BaseException, fail: Callable[[BaseException], None]) -> bool:
-        """Wait where a peer has left, perhaps because the operation failed, for that announcement.
+        """Wait for the announcement of a failure if a peer has left, perhaps because of that failure.
 
-        The rank where it failed tells all. This rank may hear sooner that one which was told has left.
+        The rank where the operation failed tells all. A peer that was told may leave, and its goodbye may
+        arrive here before the announcement.
         """
         if (
             error is self._departed  # the wait is over

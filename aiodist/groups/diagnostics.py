@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 _ELSEWHERE = " by way of a GPU or another library"
 
 _TAGS = 5
-"""So many of messages that wait are named."""
+"""The most tags of waiting messages that an error names."""
 
 _TOLD = 8
-"""Of so many missing ranks it is said what they do."""
+"""The most missing ranks whose activity an error names."""
 
 _LATEST = 64
-"""Operations in which what a rank does is looked for."""
+"""How many of the latest operations are searched for what a rank does."""
 
 _NAMED = 2
-"""Of so many operations that are under way the rank names the oldest."""
+"""The most operations under way that are named, the oldest first."""
 
 _FEW = 2
-"""Groups that an error about a lost rank speaks of."""
+"""The most groups that an error about a lost rank names."""
 
 
 class KnownGroup(GroupFacts, Protocol):
@@ -234,8 +234,7 @@ def describe_activity(recorder: Recorder) -> str:
 def describe_present(recorder: Recorder) -> str:
     """Return what this rank does now, as in "rank 3 is in no operation": without the rank. Any thread.
 
-    The time is that of the operation named first, which others may be waiting behind: the oldest of the
-    64 that were begun last.
+    The time is that of the oldest operation under way among the latest 64: later ones may wait for it.
     """
     latest = recorder.latest(_LATEST)
     running = [record for record in latest if record.state == RUNNING]

@@ -63,7 +63,7 @@ class Fingerprint:
     """This rank's own tensor's, for messages here: the ranks need not agree on it."""
     elsewhere: bool = False
     """Whether the tensors go another way than those of the CPU do: by another library, in a device's
-    memory, or through copies of it. No rank can meet another one halfway there."""
+    memory, or through copies of it. All ranks of an operation go the same way."""
 
     encoded: bytes = field(init=False, repr=False, compare=False)
     """As it goes with every message."""
@@ -113,14 +113,14 @@ def encoded_of(words: Words) -> bytes:
 
 
 def differ_in_device_alone(one: bytes, other: bytes) -> bool:
-    """Return whether two encoded ones are of the same operation, on tensors of the CPU and on others."""
+    """Return whether two encoded fingerprints differ in `Fingerprint.elsewhere` alone."""
     if len(one) != len(other) or one[1:] != other[1:]:
         return False
     return one[0] ^ other[0] == _ELSEWHERE
 
 
 def is_elsewhere(encoded: bytes) -> bool:
-    """Return whether an encoded one says that the tensors go beside our streams."""
+    """Return `Fingerprint.elsewhere` of an encoded fingerprint."""
     return len(encoded) == _LAYOUT.size and bool(encoded[0] & _ELSEWHERE)
 
 

@@ -65,7 +65,7 @@ class GroupAgreements:
         """The members that take part in no agreement any more: they have closed the group."""
 
     async def agree(self, operation: str, lead: Lead, deadline: Deadline) -> Decision:
-        """Take part in the next agreement, named ``operation`` in messages; what it decides.
+        """Take part in the next agreement, named ``operation`` in messages, and return its decision.
 
         Returns when all members that live have called it. Raises CollectiveTimeoutError at the
         ``deadline``, PeerLostError if the others count this rank as lost, and GroupClosedError if the
@@ -115,13 +115,13 @@ class GroupAgreements:
                 self._went(src)
 
     def greet(self, rank: int) -> None:
-        """Say something to ``rank`` that means nothing, so that there is a stream to it."""
+        """Send ``rank`` a message without effect, which opens a stream to it."""
         self._tell(0, rank, [protocol.HERE])
 
     def lost(self, rank: int) -> None:
         """Note that a member has died or left, or that the members count this rank as lost."""
         if self._group.endpoint.given_up is not None:
-            self._wake()  # this rank alone is not what is left
+            self._wake()  # the others gave this rank up: it agrees on nothing alone
             return
         for each in list(self._agreements.values()):
             each.lost(rank)

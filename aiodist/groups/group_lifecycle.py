@@ -91,14 +91,14 @@ class GroupLifecycle(ABC):
         self.lineage = tuple(spec.lineage) or self.ranks
         self.newcomers = tuple(spec.newcomers)
         self.unwelcomed: Sequence[Newcomer] | None = None
-        """Those members while the `grow` has not returned. It may be cancelled, and called again."""
+        """The newcomers while `grow` has not returned, which may be cancelled and called again."""
         self.generation = spec.generation
         self.made_by: tuple[int, int] | None = None
         """The group and the number of the collective that has made it, where one has."""
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None
         self.is_broken = False
-        """Whether a collective failed whose bytes the backend cannot call back."""
+        """Whether a collective failed that the backend cannot take back."""
         self._revoked = False
         self.successor: Self | None = None
         """The group that its members went on in, once `shrink` or `grow` has made it."""
@@ -130,7 +130,7 @@ class GroupLifecycle(ABC):
     # -- what ends it without being asked
 
     def _break(self, error: DistError) -> None:
-        """End the group: a collective failed whose bytes the backend cannot call back."""
+        """End the group: a collective failed that the backend cannot take back."""
         self.is_broken = True
         if self._error is not None:
             return

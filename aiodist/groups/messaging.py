@@ -346,9 +346,9 @@ class Messaging(GroupLifecycle):
         self._deadlines.close()
 
     def _fail_departed_later(self, work: Work[Any]) -> None:
-        """Fail ``work`` in a while if it waits for a member that has left, of which MPI says nothing.
+        """Fail ``work`` later if it waits for a member that has left, which MPI does not report.
 
-        The word of a member's end may overtake what it has sent, and what MPI says of what it has got.
+        The news of a member's end may overtake what it has sent, and MPI's word of what it has received.
         """
         self._loop.call_later(DEPARTED_SECONDS, self._fail_departed, work)
 

@@ -1,4 +1,4 @@
-"""What ends the operations of a group that take too long: one timer for all of them."""
+"""End the operations of a group that take too long, by one timer for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from aiodist.groups.work import Work
 
 _MANY = 64
-"""Timeouts of which no operation may be left, before they are looked through."""
+"""How many different timeouts are kept before those without operations are dropped."""
 
 
 class OperationDeadlines:

@@ -28,15 +28,15 @@ waiting for the room of groups that not all of their ranks have destroyed yet.""
 
 NEAR = 8
 """Members at most so far apart are neighbours: all in a group of up to 17. Each then hears of an error or
-a lost member from the one that knows it first, and by no way round."""
+a lost member directly from the rank that knows it first."""
 
 ROOM_SECONDS = 5e-4
-"""How often to look whether such room has come back; no bell tells."""
+"""How often to look whether such room has come back, for which no doorbell rings."""
 
 FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 1.0, 10.0
-"""A sleeper looks without a bell, in case one gets lost, and whether the member that it waits for is gone,
-which no connection tells unless the two are neighbours. Each time it waits as long as it has waited, within
-these bounds: ranks that idle for hours cost nothing."""
+"""A sleeper also looks without a doorbell: one may get lost, or the member that it waits for may be gone,
+which only its neighbours hear by a connection. Each pause is as long as the sleeper has waited so far,
+within these bounds: ranks that idle for hours cost nothing."""
 
 
 class ShmOpening:

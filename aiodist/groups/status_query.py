@@ -1,9 +1,9 @@
 """Which ranks are missing from an operation that has not ended in time, and what they do instead.
 
-In a ring or a tree a rank waits for its neighbour, which may wait for the next: to name the one it
-waits for would blame a bystander. So the rank whose time is up asks all members whether they have
-entered the operation, and gives them a moment to answer. They say as well what they are in: ranks that
-call two groups in opposite order each wait for the other, and nothing else tells them so.
+In a ring or a tree a rank waits for its neighbour, which may wait for the next: the rank that it waits for
+may not be the one that is late. So the rank whose time is up asks all members whether they have entered the
+operation, and gives them a moment to answer. They also say which operation they are in: ranks that call two
+groups in opposite order wait for each other, and nothing else shows that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StatusQuery:
 
 
 class StatusQueries:
-    """Those of one group, each by the number of its collective, or one below 0 for a message."""
+    """The status queries of a group, by the number of the collective; that of a message is below 0."""
 
     __slots__ = ("_by_number", "_endpoint", "_group", "_last", "_loop")
 

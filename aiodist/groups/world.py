@@ -50,7 +50,7 @@ _running_loop = asyncio._get_running_loop
 log = logging.getLogger("aiodist")
 
 _START_SECONDS = 0.1
-"""How long another thread may take that was just started to run the loop."""
+"""How long a thread that was just started may take until it runs the loop."""
 
 
 class _AtClose(NamedTuple):
@@ -154,7 +154,7 @@ class World:
                 stack.callback(self.remove, group)
 
     def close_in_child(self) -> None:
-        """Be empty in a forked child, and give back the sockets; the parent's streams go on."""
+        """Become empty in a forked child, and close its sockets. The parent's streams go on."""
         for group in self.groups:
             group.abandon(NotInitializedError(_CHILD), calls_back=False)
         if self._endpoint is not None:
@@ -166,7 +166,7 @@ class World:
         self.destroyed, self.is_child = destroyed, is_child
 
     def abandon_if_orphaned(self) -> bool:
-        """Be empty if the event loop that the world lived on has ended; whether that was so.
+        """Become empty if the event loop of the world has ended. Returns whether it has.
 
         This rank sent no goodbye: to the other ranks it has died.
         """
@@ -204,7 +204,7 @@ class World:
 
     @property
     def may_stand_still(self) -> bool:
-        """Whether the loop has nothing of this world to do that could not wait for some moments."""
+        """Whether all that this world has for the loop to do can wait for some moments."""
         endpoint = self._endpoint
         if endpoint is None or endpoint.shares_process:
             return False
@@ -362,10 +362,10 @@ class World:
         return chosen
 
     def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
-        """Call ``function(*args)`` where the world's loop counts as running; what it returns.
+        """Call ``function(*args)`` where the world's loop counts as running, and return its result.
 
-        A thread that drives the engine while the loop stands still does not say so for each of the
-        operations that are over at once, which hardly ever need it.
+        A thread that drives the engine while the loop stands still does not set the running loop for each
+        operation: one that completes at once rarely needs it.
         """
         if self.its_loop is None or _running_loop() is not None:
             return function(*args)

@@ -91,8 +91,8 @@ class WrappedGroup:
         self._waiter = Worker(f"aiodist-{kind.name}-waiter")
         self._torch: Any = None
         self._lanes: Lanes = {}
-        # What could not be started whole keeps its tensors until torch has given the group up: a device
-        # may be at them.
+        # Operations of which a part did not start. Their tensors are kept until torch has given the group
+        # up: a device may use them.
         self._remains: list[Any] = []
         self._error: DistError | None = None
         self._closed = False
@@ -158,8 +158,8 @@ class WrappedGroup:
         seconds = self._group.timeout if timeout is None else timeout
         running = Running(self, what)
         self.under_way += 1
-        # The device works on their tensors until the end. Dropped before, the memory would be the
-        # caller's to use again, whose stream does not wait for this.
+        # The device uses the tensors of these functions until the end. If they were dropped before, the
+        # caller could use the memory again, and the caller's stream does not wait for this operation.
         kept = [stage, issue, finish]
 
         def done(error: BaseException | None) -> None:
