@@ -136,17 +136,12 @@ class CollectiveContext(OperationContext):
     def enter(self, communicator: ShmCommunicator) -> None:
         """Take ``communicator``, which is free."""
         communicator.current = self.shm = shm = ShmCollective(communicator)
-        shm.begin_with(self.sequence, self.meta_words, self)
+        shm.begin_with(self.sequence, self._fingerprint.words, self)
 
     def take_up(self, shm: ShmCollective) -> None:
         """Continue ``shm``, which has begun with the communicator to itself."""
         self.communicator, self.shm = shm.communicator, shm
         shm.take_up(self)
-
-    @property
-    def meta_words(self) -> Words:
-        """The fingerprint as two words."""
-        return self._fingerprint.words
 
     def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
         """Return the error for what group rank ``src`` has published: another operation, or length."""
@@ -155,6 +150,11 @@ class CollectiveContext(OperationContext):
         if meta != self.meta:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
+
+    def check_length(self, src: int, came: int, expected: int) -> None:
+        """Raise CollectiveMismatchError if group rank ``src`` has ``came`` bytes and not ``expected``."""
+        if came != expected:
+            raise self.disagreement(src, self._fingerprint.words, came, expected)
 
     def late_mismatch(self, sequence: int, src: int, words: Words) -> DistError | None:
         """Report that group rank ``src`` had published another operation than the one that has ended here.

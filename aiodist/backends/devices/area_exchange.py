@@ -128,5 +128,4 @@ def _check(context: CollectiveContext, plan: DevicePlan, ranges: Sequence[tuple[
         sources = range(context.size) if plan.reduce is not None else (rank,)
         for source in sources:
             start, stop = ranges[source]
-            if stop - start != pieces.nbytes:
-                raise context.disagreement(source, context.meta_words, stop - start, pieces.nbytes)
+            context.check_length(source, stop - start, pieces.nbytes)

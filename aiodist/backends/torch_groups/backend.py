@@ -224,7 +224,7 @@ class TorchBackend(CollectiveBackend):
         async def compare(context: CollectiveContext) -> None:
             for rank, told in enumerate(await _tell_lengths(context, lengths)):
                 for came, expected in zip(told, lengths, strict=True):
-                    _check_length(context, rank, came, expected)
+                    context.check_length(rank, came, expected)
 
         return self._issue(call, issue, finish, None if even else compare)
 
@@ -308,7 +308,7 @@ class TorchBackend(CollectiveBackend):
             wanted = await _tell_lengths(context, into)
             for sender, receiver in product(ranks, ranks):
                 other = receiver if sender == context.rank else sender
-                _check_length(context, other, given[sender][receiver], wanted[receiver][sender])
+                context.check_length(other, given[sender][receiver], wanted[receiver][sender])
 
         return self._issue(call, issue, finish, compare)
 
@@ -336,12 +336,6 @@ async def _tell_lengths(
         if len(data) != layout.size:
             raise ProtocolError(f"{len(data)} bytes are no list of {context.size} lengths")
     return [layout.unpack(data) for data in told]
-
-
-def _check_length(context: CollectiveContext, rank: int, came: int, expected: int) -> None:
-    """Raise CollectiveMismatchError where ``rank`` has ``came`` bytes and not ``expected``."""
-    if came != expected:
-        raise context.disagreement(rank, context.meta_words, came, expected)
 
 
 def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
