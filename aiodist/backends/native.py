@@ -18,7 +18,7 @@ from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.plan_cache import Plan, PlanCache, views_of
 from aiodist.backends.sends import Sends
-from aiodist.backends.tensor_opening import are_staged, cut, open_buffer
+from aiodist.backends.tensor_opening import are_staged, cut, open_buffer, parts_of
 from aiodist.collectives import calls
 from aiodist.collectives.calls import Call
 from aiodist.collectives.channel import Channel
@@ -294,18 +294,17 @@ class NativeBackend(CollectiveBackend):
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
         """Fill ``data`` with the buffers' bytes, one after the other."""
-        start = 0
-        for buffer in buffers:
+        parts = parts_of([buffer.nbytes for buffer in buffers], data)
+        for part, buffer in zip(parts, buffers, strict=True):
             await load_gradually(self._group, buffer)
-            await copy_gradually(self._group, data[start : start + buffer.nbytes], buffer.view)
-            start += buffer.nbytes
+            await copy_gradually(self._group, part, buffer.view)
 
     async def _unpack(self, data: memoryview, buffers: Sequence[Buffer]) -> None:
-        start = 0
-        for buffer in buffers:
-            await copy_gradually(self._group, buffer.view, data[start : start + buffer.nbytes])
+        """Fill the buffers with ``data``, one after the other."""
+        parts = parts_of([buffer.nbytes for buffer in buffers], data)
+        for part, buffer in zip(parts, buffers, strict=True):
+            await copy_gradually(self._group, buffer.view, part)
             await write_back_gradually(self._group, buffer)
-            start += buffer.nbytes
 
 
 def _prepared(plan: Plan, operation: Any, views: Any, otherwise: Start) -> Start:
