@@ -79,7 +79,8 @@ class Fingerprint:
             self.count + 1,
         )
         object.__setattr__(self, "encoded", encoded)
-        object.__setattr__(self, "words", words_of(encoded))
+        words = int.from_bytes(encoded[:8], "little"), int.from_bytes(encoded[8:], "little")
+        object.__setattr__(self, "words", words)
 
     @property
     def tensor(self) -> str:
@@ -99,11 +100,6 @@ class Fingerprint:
 def tensor_in_words(dtype: DType, shape: Sequence[int]) -> str:
     """Return ``6 x int16, shape (2, 3)``."""
     return f"{math.prod(shape)} x {dtype.name}, shape {tuple(shape)}"
-
-
-def words_of(encoded: bytes) -> Words:
-    """Return an encoded fingerprint as two words."""
-    return int.from_bytes(encoded[:8], "little"), int.from_bytes(encoded[8:], "little")
 
 
 def encoded_of(words: Words) -> bytes:
