@@ -12,7 +12,7 @@ import torch
 from aiodist.backends.polling import awaited
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.slots import Slot
-from aiodist.backends.torch_groups.transfers import Transfer, Transfers
+from aiodist.backends.torch_groups.transfers import Refuse, Transfer, Transfers
 from aiodist.backends.torch_groups.wrapped_group import WrappedGroup
 from aiodist.deadline import Deadline
 from aiodist.errors import (
@@ -121,9 +121,6 @@ class TorchMessages:
         self._bind(device)  # raises before the sender has begun
         callers = self.kind.callers(device)
 
-        def refuse(source: int, meta: bytes) -> BaseException | None:
-            return None
-
         def place(meta: bytes) -> Placed:
             kind, dtype, shape = decode_meta(meta)
             with callers():
@@ -138,12 +135,12 @@ class TorchMessages:
         def finish(source: int) -> Received:
             return Received(made[0], source)
 
-        return self._recv(operation, refuse, place, finish, timeout)
+        return self._recv(operation, None, place, finish, timeout)
 
     def _recv(
         self,
         operation: Recv | RecvNew,
-        refuse: Callable[[int, bytes], BaseException | None],
+        refuse: Refuse | None,
         place: Callable[[bytes], Placed],
         finish: Callable[[int], Any],
         timeout: float | None,

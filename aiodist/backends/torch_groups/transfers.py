@@ -126,7 +126,7 @@ class Transfers:
         return True
 
     async def accept(
-        self, transfer: Transfer, source: int, tag: int, refuse: Refuse
+        self, transfer: Transfer, source: int, tag: int, refuse: Refuse | None
     ) -> tuple[int, bytes]:
         """Return the sender's global rank and the metadata when a message from ``source`` starts.
 
@@ -134,20 +134,14 @@ class Transfers:
         """
         endpoint, here = self._group.endpoint, self._group.global_rank
         while True:
-            recv = Recv(
-                (TENSOR, self._group.id, tag),
-                source,
-                None,
-                b"",
-                _check_offered,
-                new_memory,
-            )
+            place = (TENSOR, self._group.id, tag)
+            recv = Recv(place, source, None, b"", _check_offered, new_memory)
             transfer.announced = partial(_withdraw, endpoint.inbox, recv)
             sender = await endpoint.recv(recv)
             transfer.announced = None
             number, meta = read(recv.meta)
             key = key_of(self._control_id, number, sender, here)
-            error = refuse(sender, meta)
+            error = None if refuse is None else refuse(sender, meta)
             if error is not None:
                 self._say(sender, key, REFUSED)
                 raise error
