@@ -101,11 +101,12 @@ class GroupAgreements:
                 numbered.pop(number - _KEPT, None)  # a program may call grow() in every step
 
     def received(self, src: int, number: int, message: bytes) -> None:
-        """Take a message of ``src`` about agreement ``number``."""
+        """Take a message of ``src`` about agreement ``number``, one of the latest or the next two."""
+        oldest = max(0, self._number - _KEPT)
         # The members of the successor have to go on with the same decision as this rank.
         if self._group.is_closed and self._group.successor is None:
             refuse(self._group.endpoint, src, self._group.id, number, message)
-        elif src in self._group.ranks and self._is_kept(number):
+        elif src in self._group.ranks and oldest <= number <= self._number + 1:
             try:
                 self._agreement(number).receive(src, msgpack.unpackb(message))
             except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -160,10 +161,6 @@ class GroupAgreements:
             raise error.again()
         if self._group.is_closed:
             self._group.check_open()
-
-    def _is_kept(self, number: int) -> bool:
-        """Return whether agreement ``number`` is among the latest, or the next two."""
-        return max(0, self._number - _KEPT) <= number <= self._number + 1
 
     def _agreement(self, number: int) -> Agreement:
         agreement = self._agreements.get(number)

@@ -37,7 +37,9 @@ class OperationDeadlines:
             return
         due = self._due.get(seconds)
         if due is None:
-            due = self._new(seconds)
+            if len(self._due) >= _MANY:
+                self._due = {timeout: due for timeout, due in self._due.items() if due}
+            due = self._due[seconds] = {}
         work._deadline_in, due[work] = due, (end := self._loop.time() + seconds)
         if end < self._first:
             self._set(end)
@@ -47,12 +49,6 @@ class OperationDeadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._due, self._first, self._timer = {}, math.inf, None
-
-    def _new(self, seconds: float) -> dict[Work[Any], float]:
-        if len(self._due) >= _MANY:
-            self._due = {timeout: due for timeout, due in self._due.items() if due}
-        due = self._due[seconds] = {}
-        return due
 
     def _set(self, end: float) -> None:
         if self._timer is not None:
