@@ -121,15 +121,23 @@ class Gloo(TorchKind):
     def follow(
         self, work: Any, finish: Callable[[], None], loop: Any, waiter: Worker, done: Done
     ) -> None:
-        def ended(error: BaseException | None) -> None:
-            if error is None:
-                try:
-                    finish()
-                except Exception as failed:  # noqa: BLE001  # handed on
-                    error = failed
-            done(error)
+        def end(wait: Callable[[], object]) -> None:
+            try:
+                wait()
+                finish()
+            except Exception as error:  # noqa: BLE001  # torch's, of any class: handed on
+                done(error)
+            else:
+                done(None)
 
-        when_over(work, waiter, ended)
+        try:
+            future = work.get_future()  # its callbacks run in torch's thread
+        except RuntimeError:
+            # Messages have no future: `waiter` waits for them, one after the other. The caller makes sure
+            # that both ends are in a message.
+            waiter.put(partial(end, work.wait))
+        else:
+            future.add_done_callback(lambda ended: end(ended.value))
 
 
 class Nccl(TorchKind):
@@ -190,30 +198,6 @@ class Nccl(TorchKind):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         event.record()
         loop.call_soon_threadsafe(Poll(loop, event.query, done))
-
-
-def when_over(work: Any, waiter: Worker, done: Done) -> None:
-    """Call ``done`` when ``work`` of a CPU group has ended.
-
-    Collectives have a future that calls back from torch's thread. Messages have none, so
-    ``waiter`` waits for them, one after the other: the caller makes sure that both ends are in it.
-    """
-    try:
-        future = work.get_future()
-    except RuntimeError:
-        waiter.put(partial(_report, work.wait, done))
-    else:
-        future.add_done_callback(lambda ended: _report(ended.value, done))
-
-
-def _report(end: Callable[[], object], done: Done) -> None:
-    """Call ``done`` with the error that ``end()`` raises, or None."""
-    try:
-        end()
-    except Exception as error:  # noqa: BLE001  # torch's, of any class: handed on
-        done(error)
-    else:
-        done(None)
 
 
 _SHARED = (
