@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aiodist.backends.algorithm_choice import ByMessages
+from aiodist.backends.algorithm_choice import AlgorithmChoice
 from aiodist.backends.devices.area_exchange import DevicePlan, exchange
 from aiodist.backends.devices.areas import HALF, Areas
 from aiodist.backends.native import NativeBackend
@@ -201,7 +201,7 @@ def _run_through_host(
     ``context`` brings the fingerprint, the timeout and the sequence number. It has no shared memory.
     """
     one: Any = _GroupOfOneOperation(group, context)
-    return NativeBackend(one, ByMessages(group.world.tables.messages)).start(operation)
+    return NativeBackend(one, AlgorithmChoice(group.world.tables)).start(operation)
 
 
 def _plan(
