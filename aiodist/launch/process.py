@@ -24,9 +24,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def helper_command(name: str) -> list[str]:
-    """Return the command for one of this folder's programs: quick to start, ignoring PYTHON*
-    variables.
-    """
+    """Return the command of a program of this folder. It starts quickly, and ignores PYTHON* variables."""
     return [sys.executable, "-I", "-S", str(_HERE / name)]
 
 
@@ -217,9 +215,7 @@ def _only_zombies(group: int) -> bool:
 
 
 def _pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the child ends, or None if the system has
-    none.
-    """
+    """Return a descriptor that becomes readable when the child ends; None if the system has none."""
     if sys.platform == "linux":
         with suppress(OSError):
             return os.pidfd_open(pid)

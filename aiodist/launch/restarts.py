@@ -25,9 +25,7 @@ class Restarts:
     """
 
     def __init__(self, limit: int, secret: bytes, certificates: Certificates | None = None) -> None:
-        """Create a counter. ``secret``, ``certificates``: the job's, which the ranks show to the
-        store.
-        """
+        """Create a counter. ``secret``, ``certificates``: what the job's ranks show to the store."""
         self.limit = limit
         self.used = 0
         self._secret = secret

@@ -405,9 +405,7 @@ class Launcher:
     # stopping
 
     def _on_signal(self, number: int) -> None:
-        """Stop the ranks. Runs in the signal handler, so that it works even while the output is
-        stuck.
-        """
+        """Stop the ranks. The signal handler calls it, so it works even while the output is stuck."""
         if self._signal is None:
             self._signal = number
             if not self._is_starting:  # else `_start` does so

@@ -14,9 +14,7 @@ from aiodist.errors import InvalidUsageError
 
 
 def script_program(path: str) -> tuple[str, ...]:
-    """Return the command that runs the Python script (or folder with a ``__main__.py``) at
-    ``path``.
-    """
+    """Return the command that runs a Python script, or a folder with a ``__main__.py``."""
     if os.path.isdir(path):
         if not os.path.isfile(os.path.join(path, "__main__.py")):
             raise InvalidUsageError(
@@ -104,9 +102,7 @@ def _find(
 
 
 def _program(name: str) -> str:
-    """Return advice if ``name`` is no script but a program on PATH, such as python; else an empty
-    text.
-    """
+    """Return advice if ``name`` is a program on PATH, such as python, and no script; "" otherwise."""
     if os.path.dirname(name) or shutil.which(name) is None:
         return ""
     return (

@@ -108,10 +108,7 @@ def ask_job(job: str, places: list[Place], seconds: float) -> Answers[RankReport
 
 
 def ask_ranks(
-    places: list[Place],
-    question: Mapping[str, Any],
-    decode: Callable[[bytes], T],
-    seconds: float,
+    places: list[Place], question: Mapping[str, Any], decode: Callable[[bytes], T], seconds: float
 ) -> Answers[T]:
     """Put ``question`` to all ranks of a job; return within ``seconds``, even if ranks are silent.
 

@@ -242,7 +242,5 @@ def _about_request(error: Exception) -> Exception:
 
 def _revoked(group: ProcessGroup, why: str) -> GroupRevokedError:
     return GroupRevokedError(
-        f"the service goes on in a new group: {why}",
-        group=group.group_name,
-        rank=group.global_rank,
+        f"the service goes on in a new group: {why}", group=group.group_name, rank=group.global_rank
     )

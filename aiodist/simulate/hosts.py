@@ -37,11 +37,7 @@ class HostsOutcome:
 
 
 def simulate_hosts(
-    operation: str,
-    algorithm: str,
-    topology: HostTopology,
-    nbytes: int,
-    parameters: Parameters,
+    operation: str, algorithm: str, topology: HostTopology, nbytes: int, parameters: Parameters
 ) -> HostsOutcome:
     """Run ``operation`` on ``nbytes`` in all, with root 0, over ``topology``.
 

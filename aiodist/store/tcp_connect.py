@@ -128,10 +128,7 @@ async def _stream(sock: socket.socket, context: ssl.SSLContext | None) -> Stream
         if context is None:
             return await asyncio.open_connection(sock=sock)
         return await asyncio.open_connection(
-            sock=sock,
-            ssl=context,
-            server_hostname="",
-            ssl_shutdown_timeout=1.0,
+            sock=sock, ssl=context, server_hostname="", ssl_shutdown_timeout=1.0
         )
     except BaseException:
         # asyncio has the socket and closes it, in later turns if TLS was up. Closed here, its descriptor

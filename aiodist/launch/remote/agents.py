@@ -32,11 +32,7 @@ class Agents:
     """A context manager: no agent, and nothing that one has started, outlives it."""
 
     def __init__(
-        self,
-        hosts: Sequence[HostSlots],
-        ssh: Sequence[str],
-        console: Console,
-        watchdog: Watchdog,
+        self, hosts: Sequence[HostSlots], ssh: Sequence[str], console: Console, watchdog: Watchdog
     ) -> None:
         """``ssh``: the command that leads to a host. ``watchdog``: gets the pid of each process."""
         self._hosts, self._ssh, self._watchdog = hosts, ssh, watchdog
@@ -151,16 +147,12 @@ class Agents:
             self._take_back(connection)
 
     def ping(self) -> None:
-        """Tell the hosts, where that is due, that the launcher lives, while it waits for the reader
-        of its output.
-        """
+        """Tell the hosts that the launcher lives, where that is due, while it waits to write output."""
         for connection in self.connections:
             connection.ping()
 
     def _take_back(self, connection: AgentConnection) -> None:
-        """Tell the watchdog if the group of ``connection`` is empty: another may soon have its
-        number.
-        """
+        """Tell the watchdog if the group of ``connection`` is empty: its number may soon be reused."""
         if connection.is_announced and not connection.group_alive:
             connection.is_announced = False
             self._watchdog.take_back(connection.pid)
