@@ -18,7 +18,7 @@ from aiodist.errors import (
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.service.handlers import Handler
 from aiodist.service.leading import GROW
-from aiodist.service.outcomes import Outcome, outcome_of, start, stop
+from aiodist.service.outcomes import Outcome, outcome_of, stop
 
 Grow = Callable[[Sequence[int]], Awaitable[ProcessGroup]]
 
@@ -73,7 +73,7 @@ async def _execute(
     handler: Handler, values: list[Any], reading: asyncio.Future[Any], group: ProcessGroup
 ) -> Outcome:
     """Execute a batch. Nothing comes from the leader meanwhile, unless the group ends."""
-    task = start(handler(values))
+    task = asyncio.ensure_future(handler(values))  # a task of its own can be stopped alone
     try:
         await asyncio.wait({task, reading}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -18,7 +18,7 @@ from aiodist.errors import (
 )
 from aiodist.groups.collective_backend import ObjectStream
 from aiodist.service.handlers import Handler
-from aiodist.service.outcomes import Outcome, Round, outcome_of, start, stop
+from aiodist.service.outcomes import Outcome, Round, outcome_of, stop
 from aiodist.service.requests import Admission, Request, RequestQueue
 
 CALL, GROW = 0, 1
@@ -174,7 +174,7 @@ class Leader:
         self._round = current = Round(self._group.ranks)
         try:
             await self._tell([CALL, values])
-            mine = start(_results(self._handler, values))
+            mine = asyncio.ensure_future(_results(self._handler, values))
             noting = asyncio.ensure_future(self._note(current, mine))
             try:
                 await current.over

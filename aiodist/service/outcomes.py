@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +60,6 @@ async def outcome_of(task: asyncio.Task[Any], rank: int, engine: GroupEngine) ->
     if not isinstance(error, Exception):
         raise error
     return Outcome(rank, engine.n_started, error)
-
-
-def start(handler: Awaitable[Any]) -> asyncio.Task[Any]:
-    """Start a handler in a task of its own, so that it can be stopped alone."""
-
-    async def handle() -> Any:
-        return await handler
-
-    return asyncio.get_running_loop().create_task(handle())
 
 
 async def stop(task: asyncio.Task[Any]) -> None:
