@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Real
 from threading import Lock
 from typing import Any
@@ -157,7 +158,7 @@ class Reducer(ABC):
         self._hooks: list[Any] = []
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
-                hook = _Hook(self, bucket, index)
+                hook = _Hook(self._arrived, bucket, index)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooks.append(handle)
 
@@ -416,18 +417,8 @@ class Reducer(ABC):
         return [*self._trained, *(buffer for several in self._buffers for buffer in several)]
 
 
-class _Hook:
+class _Hook(partial[None]):
     """What a parameter calls when backward has made its gradient."""
-
-    def __init__(self, reducer: Reducer, bucket: Bucket, index: int) -> None:
-        """``index``: of the parameter in ``bucket``."""
-        self._reducer = reducer
-        self._bucket = bucket
-        self._index = index
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        """Tell the reducer."""
-        self._reducer._arrived(self._bucket, self._index, parameter)
 
 
 def _check_factor(factor: Any) -> None:
