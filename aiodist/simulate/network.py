@@ -15,12 +15,11 @@ import heapq
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError
-from aiodist.simulate.extent import extent
 from aiodist.simulate.loggps import Parameters
 
 Relation = Callable[[int, int, int], Any]
@@ -148,15 +147,6 @@ class Network:
         topology = self._places
         return topology is not None and topology.host_of(rank) == topology.host_of(other)
 
-    def resume(self, rank: Rank, when: float, pending: Pending[None]) -> None:
-        """Let ``rank``, which waits for ``pending``, go on at ``when``."""
-
-        def go_on(now: float) -> None:
-            rank.clock = max(rank.clock, now)
-            pending.complete(None)
-
-        self._at(when, go_on)
-
     def receive(self, receiver: Rank, src: int) -> Pending[Any]:
         """Receive of ``receiver``, posted at its clock; its value is the length."""
         pair = self._relation(src, receiver.rank, self.size)
@@ -187,12 +177,7 @@ class Network:
         duration = exchange.nbytes * self._slowest(model)
         own.outlet_free = start + duration
         wire.outlet_free = start + max(model.gap, exchange.nbytes * model.per_byte)
-
-        def left(when: float) -> None:
-            sender.clock = max(sender.clock, when)
-            exchange.sent.complete(None)
-
-        self._at(start + duration, left)
+        sender.resume(start + duration, exchange.sent)
         self._at(start + model.latency, lambda when: self._land(exchange, when))
 
     def _land(self, exchange: _Exchange, now: float) -> None:
@@ -261,11 +246,16 @@ class Rank:
 
     def resume(self, when: float, pending: Pending[None]) -> None:
         """Go on at ``when`` with what waits for ``pending``."""
-        self._network.resume(self, when, pending)
+
+        def go_on(now: float) -> None:
+            self.clock = max(self.clock, now)
+            pending.complete(None)
+
+        self._network._at(when, go_on)
 
     def memory(self, nbytes: int) -> memoryview:
-        """So many bytes, that are not there."""
-        return extent(nbytes, self.work)
+        """Return an `Extent` as an algorithm's memory: it is sliced, filled and asked for its length."""
+        return cast("memoryview", Extent(nbytes, self.work))
 
     # -- collectives.Channel
 
@@ -294,6 +284,32 @@ class Rank:
 
         length.callback = hand_over
         return arrived
+
+
+class Extent:
+    """Stands for a memoryview of bytes in an algorithm that is simulated.
+
+    ``charge(nbytes)`` is told of every byte that is copied into it.
+    """
+
+    __slots__ = ("_charge", "_length")
+
+    def __init__(self, length: int, charge: Callable[[int], None]) -> None:
+        self._length = length
+        self._charge = charge
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> Extent:
+        start, end, _ = part.indices(self._length)
+        return Extent(max(0, end - start), self._charge)
+
+    def __setitem__(self, part: slice, data: Any) -> None:
+        start, end, _ = part.indices(self._length)
+        if max(0, end - start) != len(data):
+            raise ValueError(f"{len(data)} bytes do not fill {max(0, end - start)}")
+        self._charge(len(data))
 
 
 def _couple(waiting: deque[_Exchange], others: deque[_Exchange]) -> _Exchange:

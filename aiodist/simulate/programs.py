@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ from aiodist.collectives import calls
 from aiodist.collectives.calls import Call, Run
 from aiodist.collectives.partition import lengths_of_cut
 from aiodist.collectives.select import Choice
-from aiodist.simulate.extent import CostOnly
 from aiodist.simulate.network import Rank, Relation, apart, flipped, shifted
 
 ITEMSIZE = 4
@@ -111,6 +111,23 @@ def _blocks(rank: Rank, nbytes: int) -> list[memoryview]:
 def _own(rank: Rank, nbytes: int) -> memoryview:
     length, longer = divmod(nbytes // ITEMSIZE, rank.size)
     return rank.memory((length + (rank.rank < longer)) * ITEMSIZE)
+
+
+class CostOnly:
+    """A `Reduction` that takes the time of one and does nothing else."""
+
+    def __init__(self, itemsize: int, charge: Callable[[int], None]) -> None:
+        self.itemsize = itemsize
+        self._charge = charge
+
+    def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
+        self._charge(len(acc))
+
+    def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
+        self._charge(len(out))
+
+    def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
+        return partial(self._charge, len(out))
 
 
 def _reduction(rank: Rank) -> CostOnly:
