@@ -44,9 +44,9 @@ def _all_reduce(rank: int, ranks: int, count: int, turn: int) -> Contents:
     )
 
 
-def _broadcast(rank: int, ranks: int, count: int, turn: int) -> Contents:
-    roots = (Segment(0, count, 1, mark(0, 0, turn)),)
-    return Contents(roots if rank == 0 else poison(count), roots)
+def _from_rank_0(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    sent = (Segment(0, count, 1, mark(0, 0, turn)),)
+    return Contents(sent if rank == 0 else poison(count), sent)
 
 
 def _all_gather(rank: int, ranks: int, count: int, turn: int) -> Contents:
@@ -72,11 +72,6 @@ def _all_to_all(rank: int, ranks: int, count: int, turn: int) -> Contents:
     )
 
 
-def _send_recv(rank: int, ranks: int, count: int, turn: int) -> Contents:
-    message = (Segment(0, count, 1, mark(0, 0, turn)),)
-    return Contents(message if rank == 0 else poison(count), message)
-
-
 def _barrier(rank: int, ranks: int, count: int, turn: int) -> Contents:
     return Contents((), ())
 
@@ -88,11 +83,11 @@ def _in_place(count: int, ranks: int) -> tuple[int, int | None]:
 CONTENTS = MappingProxyType(
     {
         "all_reduce": Operation(_in_place, _all_reduce),
-        "broadcast": Operation(_in_place, _broadcast),
+        "broadcast": Operation(_in_place, _from_rank_0),
         "all_gather": Operation(lambda count, ranks: (count // ranks, count), _all_gather),
         "reduce_scatter": Operation(lambda count, ranks: (count, count // ranks), _reduce_scatter),
         "all_to_all": Operation(lambda count, ranks: (count, count), _all_to_all),
-        "send_recv": Operation(lambda count, ranks: (count, count), _send_recv),
+        "send_recv": Operation(lambda count, ranks: (count, count), _from_rank_0),
         "barrier": Operation(_in_place, _barrier),
     }
 )
