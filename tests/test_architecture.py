@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"credentials"}),
         frozenset({"accept_loop"}),
         frozenset({"worker_thread"}),
+        frozenset({"procfs"}),
     ),
     (frozenset({"transport"}), frozenset({"store"}), frozenset({"shm"})),
     (frozenset({"links"}),),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from aiodist.bench.cases import Case
 from aiodist.bench.peers.measured_peer import Interval
+from aiodist.procfs import boot_and_namespace
 
 
 class WrongOrderError(AssertionError):
@@ -19,11 +18,7 @@ class WrongOrderError(AssertionError):
 
 def clock_name() -> str:
     """Return a text that is equal for processes whose clocks have one origin: of one boot."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
-    except OSError:
-        return platform.node()
+    return boot_and_namespace("time")
 
 
 def combine(

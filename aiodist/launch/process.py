@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aiodist.launch.failure import Tail, describe_status
+from aiodist.procfs import stat_fields
 
 _HERE = Path(__file__).parent
 
@@ -201,17 +202,15 @@ class RankProcess:
 
 def _only_zombies(group: int) -> bool:
     """Return whether every process of ``group`` has ended; False if the system does not tell."""
-    stats = glob.glob("/proc/[0-9]*/stat")
-    for path in stats:
+    pids = glob.glob("[0-9]*", root_dir="/proc")
+    for pid in pids:
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                # "pid (name) state parent group ...": the name may hold spaces and parentheses
-                state, _, its_group = file.read().rpartition(")")[2].split()[:3]
+            state, _, its_group = stat_fields(pid)[:3]
         except OSError:
             continue  # it is gone already
         if int(its_group) == group and state not in "ZX":
             return False
-    return bool(stats)
+    return bool(pids)
 
 
 def _pidfd(pid: int) -> int | None:

@@ -17,6 +17,7 @@ from aiodist.observe.job_names import jobs_called
 from aiodist.observe.query_protocol import ask_all, ask_here
 from aiodist.observe.rank_report import Identity, RankReport, decode_report
 from aiodist.observe.server import PREFIX
+from aiodist.procfs import stat_fields
 
 T = TypeVar("T")
 
@@ -202,7 +203,6 @@ def _why_silent(pid: int, error: BaseException, seconds: float) -> str:
 def _state(pid: int) -> str:
     """Return the letter for the process's state in /proc, or "" if the process has ended."""
     try:
-        # The system cuts a process's name, perhaps in the middle of a character.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return stat_fields(pid)[0]
     except OSError:
         return ""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -17,6 +15,7 @@ from aiodist.credentials import job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.links.interfaces import choose_hosts, default_address
+from aiodist.procfs import boot_and_namespace
 from aiodist.rendezvous.agent import torchs_store
 from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost, will_of
 from aiodist.rendezvous.environments import RUN_VARIABLE, look_around
@@ -338,12 +337,5 @@ def _disagree(values: Iterable[bytes]) -> bool:
 
 
 def host_identity() -> str:
-    """Return a text that is equal for processes that reach each other by loopback.
-
-    It names one boot of one host and one network namespace. Without /proc it is the host's name.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-    except OSError:
-        return platform.node()
+    """Return a text that is equal for processes that reach each other by loopback."""
+    return boot_and_namespace("net")

@@ -15,11 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from aiodist.errors import InvalidUsageError
+from aiodist.procfs import stat_fields
 
 JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 """Of Open MPI 5, Open MPI 4 and older Hydra. Today's Hydra names no job."""
-
-_PROC = Path("/proc")
 
 
 def meeting_file(environ: Mapping[str, str], rank_variable: str) -> Path:
@@ -69,27 +68,17 @@ def launcher_process(rank_variable: str) -> str:
     pid = os.getppid()
     while (parent := _parent_of_rank(pid, rank_variable)) is not None:
         pid = parent
-    started = _stat_fields(pid)
-    return f"{pid}.{started[19]}" if started else str(pid)
+    try:
+        return f"{pid}.{stat_fields(pid)[19]}"
+    except OSError:
+        return str(pid)
 
 
 def _parent_of_rank(pid: int, rank_variable: str) -> int | None:
     """Return the parent of ``pid``, if that process has ``rank_variable`` in its environment."""
     try:
-        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        parent = int(stat_fields(pid)[1])
     except OSError:
         return None
-    fields = _stat_fields(pid)
-    if not fields or not any(v.startswith(f"{rank_variable}=".encode()) for v in variables):
-        return None
-    return int(fields[1])
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Return /proc/<pid>/stat from the process's state on: [1] is its parent, [19] its start time."""
-    try:
-        # The process's name may end in half a character.
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
+    return parent if any(v.startswith(f"{rank_variable}=".encode()) for v in variables) else None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from aiodist.errors import DistStoreError
+from aiodist.procfs import boot_and_namespace, stat_fields
 
-_PROC = Path("/proc")
 _GONE_STATES = "ZX"  # a zombie has ended, even if its parent has not read its exit code
 
 
@@ -47,12 +45,7 @@ class Participant:
 
 def this_host() -> str:
     """Return what is equal for all processes that see each other's pids, until the next boot."""
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        # Containers on one host share the boot id, and may not see each other's processes.
-        return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
+    return boot_and_namespace("pid")  # containers may share the boot, and see no other's processes
 
 
 def start_time(pid: int) -> int | None:
@@ -62,11 +55,9 @@ def start_time(pid: int) -> int | None:
     let this process look, as without a free descriptor.
     """
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):  # the latter if it ends meanwhile
         return None
-    # "pid (name) state parent ...": the name may hold spaces and parentheses, and end in half a character.
-    fields = stat.rpartition(")")[2].split()
     return None if fields[0] in _GONE_STATES else int(fields[19])
 
 

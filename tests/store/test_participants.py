@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.errors import DistStoreError
 from aiodist.observe.asking import _state
-from aiodist.rendezvous.mpi import _stat_fields
+from aiodist.procfs import stat_fields
 from aiodist.store.participants import Participant, check_admission, start_time, this_host
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
@@ -25,7 +25,7 @@ def test_a_name_that_ends_in_half_a_character_is_read(tmp_path):
         try:
             assert b"\xd0)" in Path(f"/proc/{child.pid}/stat").read_bytes()
             assert start_time(child.pid) == start_time(child.pid) is not None
-            assert len(_stat_fields(child.pid)) > 20
+            assert len(stat_fields(child.pid)) > 20
             assert _state(child.pid) in ("R", "S", "D")
         finally:
             child.kill()

@@ -1,0 +1,28 @@
+"""What Linux tells in /proc about a process, and about this boot."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+
+def stat_fields(pid: int | str) -> list[str]:
+    """Return the fields of a process from its state on: state, parent, process group, ..., [19] start time.
+
+    Raises OSError for a process that has ended, and on systems without /proc.
+    """
+    # "pid (name) state ...": the name may hold spaces and parentheses, and end in half a character.
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def boot_and_namespace(kind: str) -> str:
+    """Return a text that is equal for the processes of one boot in one namespace of this ``kind``.
+
+    Without /proc it is the host's name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"
+    except OSError:
+        return socket.gethostname()
