@@ -38,7 +38,6 @@ class LineStream:
         self._fed_at = 0.0
 
     def feed(self, data: bytes) -> None:
-        """Take ``data``."""
         self._fed_at = time.monotonic()
         if self._tail is not None:
             self._tail.feed(data)

@@ -67,7 +67,32 @@ class Watchdog:
             pass  # the watchdog was killed; the parent-death signal is still there
 
 
-class RankProcess:
+class LaunchedRank:
+    """What the launcher's loop knows of a rank, on this host or on another one."""
+
+    def __init__(self, rank: int, local_rank: int) -> None:
+        self.rank, self.local_rank = rank, local_rank
+        self.pid = 0
+        self.status: int | None = None
+        """How it has ended, as subprocess's returncode; None until its end is reaped."""
+        self.peak_memory = 0
+        """The most resident bytes that it had; 0 as long as it is not known."""
+        self.lost = ""
+        """Why its host counts as lost; empty where it does not."""
+        self.tail = Tail()
+        """Of its stderr, for the summary; empty where its output is passed through."""
+        self.group_gone = False
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    def describe_end(self) -> str:
+        """Return how it has ended."""
+        return self.lost or describe_status(self.status or 0)
+
+
+class RankProcess(LaunchedRank):
     """A started rank, leader of a session and process group of its own.
 
     The group makes it possible to stop what the rank started as well. A session of its own, and not
@@ -87,9 +112,8 @@ class RankProcess:
         replacement: bool = False,
     ) -> None:
         """Start the process. Descriptors are as in subprocess.Popen. Raises OSError."""
-        self.rank = rank
+        super().__init__(rank, local_rank)
         self.host = socket.gethostname()
-        self.local_rank = local_rank
         self.replacement = replacement
         """Whether it was started alone, in place of a process that failed."""
         self.popen = subprocess.Popen(
@@ -102,14 +126,6 @@ class RankProcess:
             bufsize=0,
         )
         self.pid = self.popen.pid
-        self.status: int | None = None
-        self.peak_memory = 0
-        """The most resident bytes that it had; known from its end on."""
-        self.lost = ""
-        """Why its host counts as lost; never so on the launcher's own."""
-        self.tail = Tail()
-        """Of its stderr, for the summary; empty where its output is passed through."""
-        self.group_gone = False
         self.is_announced = True
         """Whether the watchdog has its group, which it is to kill if the launcher dies."""
         self.replaced = False
@@ -117,17 +133,9 @@ class RankProcess:
         self.pidfd = _pidfd(self.pid)
 
     @property
-    def running(self) -> bool:
-        return self.status is None
-
-    @property
     def needs_polling(self) -> bool:
         """Return whether the system cannot announce its end."""
         return self.running and self.pidfd is None
-
-    def describe_end(self) -> str:
-        """Return how it has ended."""
-        return describe_status(self.status or 0)
 
     def reap(self) -> bool:
         """Return whether it has ended just now; ``status`` then says how."""

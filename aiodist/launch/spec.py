@@ -20,8 +20,7 @@ MOST_RANKS = 1 << 20
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,48}")
 
 DEFAULT_MASTER_PORT = 29500
-"""The port of a job on several nodes without a port of its own, as in torch: every node must know
-it."""
+"""The port of a job on several nodes, unless one is given, as in torch: every node must know it."""
 
 
 class Place(NamedTuple):
@@ -66,8 +65,7 @@ class JobSpec:
     max_restarts: int = 0
     """How often ranks that failed are started anew, before a failure ends the job; on one node."""
     keep_going: bool = False
-    """Leave the other ranks running when a rank fails; they notice by themselves, and may `shrink`.
-    """
+    """Leave the other ranks running when a rank fails; they notice by themselves and may `shrink`."""
     output: OutputOptions = OutputOptions()  # noqa: RUF009  # frozen
     tag: str = ""
     """The job's name, as AIODIST_RUN_ID; empty for what the environment has, or a new one."""

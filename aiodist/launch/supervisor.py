@@ -40,8 +40,7 @@ HEAR = 1.0
 meanwhile, write their dumps and tracebacks, and end by themselves."""
 
 WAITING = 0.25
-"""Seconds between checks whether all remaining processes wait in ``rejoin()`` for ranks that are
-gone."""
+"""Seconds between checks whether all processes that are left wait in ``rejoin()`` for lost ranks."""
 
 LONGEST = 3600.0
 """The most seconds of one wait for an event: the system refuses to wait for a month."""
@@ -190,14 +189,10 @@ class Launcher:
         assert self._agents is not None
         out = self._outlets.of(place.rank, self._console.stdout)
         err = self._outlets.of(place.rank, self._console.stderr)
-        rank = self._agents.start(
-            host,
-            self.spec.command(place.local_rank),
-            self._meeting | self.spec.rank_variables(place),
-            rank=place.rank,
-            local_rank=place.local_rank,
-            outlets=(out, err),
-        )
+        connection = self._agents.connections[host]
+        rank = RemoteRank(connection, place.rank, place.local_rank, out, err)
+        command = self.spec.command(place.local_rank)
+        connection.start(rank, command, self._meeting | self.spec.rank_variables(place))
         self._ranks.append(rank)
         self._streams += [rank.stdout, rank.stderr]
 

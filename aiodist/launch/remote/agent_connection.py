@@ -15,7 +15,9 @@ from typing import IO, Any
 
 from aiodist.errors import DistNetworkError
 from aiodist.launch.failure import Tail, describe_status
+from aiodist.launch.outlets import Outlet
 from aiodist.launch.output_streams import LineStream
+from aiodist.launch.process import LaunchedRank
 from aiodist.launch.remote.agent_frames import (
     GREETING,
     GREETING_LIMIT,
@@ -47,7 +49,7 @@ END_SECONDS = 5.0
 """Seconds for an agent to end by itself once its stdin is closed."""
 
 
-class RemoteRank:
+class RemoteRank(LaunchedRank):
     """A rank on another host, as the launcher treats a `RankProcess`."""
 
     replacement = False
@@ -59,36 +61,23 @@ class RemoteRank:
     def __init__(
         self,
         connection: AgentConnection,
-        *,
         rank: int,
         local_rank: int,
-        stdout: LineStream,
-        stderr: LineStream,
-        tail: Tail,
+        stdout: Sequence[Outlet],
+        stderr: Sequence[Outlet],
     ) -> None:
-        """``stdout``, ``stderr``: where its output goes; ``tail`` keeps the end of the latter."""
-        self.rank, self.local_rank = rank, local_rank
-        self.stdout, self.stderr, self.tail = stdout, stderr, tail
-        self.pid = 0
-        self.status: int | None = None
-        self.peak_memory = 0
-        """The most resident bytes that it had; 0 as long as it is not known."""
-        self.lost = ""
-        """Why its host counts as lost; empty where it does not."""
-        self.group_gone = False
+        """``stdout``, ``stderr``: where its output goes."""
+        super().__init__(rank, local_rank)
+        self.stdout = LineStream(rank, stdout, None)
+        self.stderr = LineStream(rank, stderr, self.tail)
         self.ended_with: int | None = None
         """The status that the agent has told; `reap` makes it known."""
         self._connection = connection
 
     @property
     def host(self) -> str:
-        """What its host calls itself."""
+        """The name of its host, as the host itself says."""
         return self._connection.hostname
-
-    @property
-    def running(self) -> bool:
-        """Whether its end has not been reaped."""
-        return self.status is None
 
     def reap(self) -> bool:
         """Return whether it has ended just now; ``status`` then says how."""
@@ -96,10 +85,6 @@ class RemoteRank:
             return False
         self.status = self.ended_with
         return True
-
-    def describe_end(self) -> str:
-        """Return how it has ended."""
-        return self.lost or describe_status(self.status or 0)
 
     def send(self, number: int) -> None:
         """Signal the rank, as `RankProcess.send` does."""
@@ -185,7 +170,6 @@ class AgentConnection:
         self.send(FrameKind.PREPARE, folder=folder, environment=dict(environment), port=port)
 
     def start(self, rank: RemoteRank, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Have ``rank`` started."""
         self.ranks[rank.rank] = rank
         facts = {"command": list(command), "variables": dict(variables)}
         self.send(FrameKind.START, rank.rank, local_rank=rank.local_rank, **facts)

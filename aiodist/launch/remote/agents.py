@@ -10,12 +10,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.launch.failure import Tail
-from aiodist.launch.outlets import Outlet, ScreenOutlet
+from aiodist.launch.outlets import ScreenOutlet
 from aiodist.launch.output import Console
 from aiodist.launch.output_streams import LineStream
 from aiodist.launch.process import Watchdog
-from aiodist.launch.remote.agent_connection import END_SECONDS, AgentConnection, RemoteRank
+from aiodist.launch.remote.agent_connection import END_SECONDS, AgentConnection
 from aiodist.launch.remote.host_list import HostSlots
 
 ANSWER_SECONDS = 60.0
@@ -118,27 +117,6 @@ class Agents:
         elif _is_loopback(address) and any(not _is_loopback(other.address) for other in others):
             address = first.host.name.rpartition("@")[2]
         return address, first.port
-
-    def start(
-        self,
-        host: int,
-        command: Sequence[str],
-        variables: Mapping[str, str],
-        *,
-        rank: int,
-        local_rank: int,
-        outlets: tuple[Sequence[Outlet], Sequence[Outlet]],
-    ) -> RemoteRank:
-        """Have a rank started on ``host``, a number. ``outlets``: of its stdout and its stderr."""
-        tail = Tail()
-        stdout = LineStream(rank, outlets[0], None)
-        stderr = LineStream(rank, outlets[1], tail)
-        connection = self.connections[host]
-        started = RemoteRank(
-            connection, rank=rank, local_rank=local_rank, stdout=stdout, stderr=stderr, tail=tail
-        )
-        connection.start(started, command, variables)
-        return started
 
     def tick(self, looked_at: float) -> None:
         """Do what is due for every host. ``looked_at``: as of `AgentConnection.tick`."""
