@@ -48,24 +48,12 @@ class Trust:
         self.key = key
         self._certificates = certificates
 
-    def as_asker(self, line: Line) -> None:
-        """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
-        if self._asking is not None:
-            line.secure(self._asking, server_side=False)
-        line.prove_as_asker(self.key)
-
-    def as_answerer(self, line: Line) -> None:
-        """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
-        if self._answering is not None:
-            line.secure(self._answering, server_side=True)
-        line.prove_as_answerer(self.key)
-
     @cached_property
-    def _asking(self) -> ssl.SSLContext | None:
+    def asking(self) -> ssl.SSLContext | None:
         return None if self._certificates is None else self._certificates.client_context()
 
     @cached_property
-    def _answering(self) -> ssl.SSLContext | None:
+    def answering(self) -> ssl.SSLContext | None:
         return None if self._certificates is None else self._certificates.server_context()
 
 
@@ -93,7 +81,7 @@ class Line:
         except OSError:
             pass  # it has just ended by itself
 
-    def secure(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+    def _secure(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         """Go on by TLS. Raises OSError, as ssl.SSLError is, where the other side does not."""
         self._sock.settimeout(self._left())
         self._sock.getpeername()  # raises where it has ended, as wrap_socket does, which leaks
@@ -109,21 +97,27 @@ class Line:
             raise ProtocolError(f"a message of {length} bytes, where {longest} is the most")
         return self._read(length)
 
-    def prove_as_asker(self, key: bytes) -> None:
-        """Prove the key and check the other side's proof. Raises HandshakeError."""
+    def prove_as_asker(self, trust: Trust) -> None:
+        """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
+        if trust.asking is not None:
+            self._secure(trust.asking, server_side=False)
         mine = os.urandom(_NONCE)
         self._send(mine)
         theirs = self._read(_NONCE)
-        if not hmac.compare_digest(self._read(_PROOF), _proof(key, b"answers", mine + theirs)):
+        if not hmac.compare_digest(
+            self._read(_PROOF), _proof(trust.key, b"answers", mine + theirs)
+        ):
             raise HandshakeError("the answering process does not belong to this job")
-        self._send(_proof(key, b"asks", mine + theirs))
+        self._send(_proof(trust.key, b"asks", mine + theirs))
 
-    def prove_as_answerer(self, key: bytes) -> None:
-        """Prove the key and check the other side's proof. Raises HandshakeError."""
+    def prove_as_answerer(self, trust: Trust) -> None:
+        """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
+        if trust.answering is not None:
+            self._secure(trust.answering, server_side=True)
         theirs = self._read(_NONCE)
         mine = os.urandom(_NONCE)
-        self._send(mine + _proof(key, b"answers", theirs + mine))
-        if not hmac.compare_digest(self._read(_PROOF), _proof(key, b"asks", theirs + mine)):
+        self._send(mine + _proof(trust.key, b"answers", theirs + mine))
+        if not hmac.compare_digest(self._read(_PROOF), _proof(trust.key, b"asks", theirs + mine)):
             raise HandshakeError("the asking process does not belong to this job")
 
     def _send(self, data: bytes) -> None:
@@ -188,7 +182,7 @@ def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
     """Connect to ``address`` and let both sides prove themselves. Raises as `ask_there`."""
     host, _, port = address.rpartition(":")
     with Line(socket.create_connection((host, int(port)), seconds), seconds) as line:
-        trust.as_asker(line)
+        line.prove_as_asker(trust)
         yield line
 
 

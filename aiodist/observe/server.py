@@ -224,7 +224,7 @@ class Server:
                     if not is_trusted(peer_of(sock)[1]):
                         return
                 else:
-                    self._observer.trust.as_answerer(line)
+                    line.prove_as_answerer(self._observer.trust)
                 while not self._closed:
                     answer = self._answer(json.loads(line.receive(LONGEST_QUESTION)))
                     line.renew(QUESTION_SECONDS)
