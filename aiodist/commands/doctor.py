@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from aiodist.api.environment_check import mistakes_in
 from aiodist.api.spelling import misspelt_in
@@ -60,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
         findings = examine(look(os.environ), several=False)
     else:
         findings = _between(args)
-    findings.extend(_settings(os.environ))
+    findings += [Finding(PROBLEM, "settings", each) for each in mistakes_in(os.environ)]
+    findings += [Finding(WARNING, "settings", each) for each in misspelt_in(os.environ)]
     shown = [finding for finding in findings if finding.level != OK or not args.quiet]
     sys.stdout.write("".join(f"{finding}\n" for finding in shown))
     level = worst(findings)
@@ -69,14 +70,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 _CONCLUSION = ("ranks will run; see the warnings\n", "ranks will fail here: see the problems\n")
-
-
-def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Judge the variables with which ranks would start here."""
-    for mistake in mistakes_in(environ):
-        yield Finding(PROBLEM, "settings", mistake)
-    for misspelt in misspelt_in(environ):
-        yield Finding(WARNING, "settings", misspelt)
 
 
 def _between(args: argparse.Namespace) -> list[Finding]:

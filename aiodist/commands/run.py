@@ -12,17 +12,12 @@ from pathlib import Path
 from aiodist.commands.output_file import check_output
 from aiodist.commands.trace import check_kind, write_trace
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.launch.args import Parser, run_parser
+from aiodist.launch.args import run_parser as parser
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.starting import say, start
 from aiodist.launch.supervisor import run_job
 from aiodist.observe.folder import read_parts
 from aiodist.observe.recorder import TRACE_VARIABLE
-
-
-def parser() -> Parser:
-    """Return a new parser of the command's options."""
-    return run_parser()
 
 
 def main(argv: Sequence[str]) -> int:

@@ -121,7 +121,9 @@ def run(
     waiting = dict(enumerate(futures))
     until = None
     while waiting and (until is None or time.monotonic() < until):
-        _wait_for_one(list(waiting.values()))
+        with contextlib.suppress(TimeoutError, distributed.CancelledError):
+            several = list(waiting.values())
+            distributed.wait(several, timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED")
         for rank, future in list(waiting.items()):
             if future.done():
                 del waiting[rank]
@@ -227,12 +229,6 @@ def _checked(workers: Iterable[str], known: Sequence[str]) -> list[str]:
         if address in chosen[:number]:
             raise InvalidUsageError(f"{address} is named twice, and a worker carries one rank")
     return chosen
-
-
-def _wait_for_one(futures: Sequence[distributed.Future]) -> None:
-    """Return when one of ``futures`` is done, and after `_LOOK_SECONDS` at the latest."""
-    with contextlib.suppress(TimeoutError, distributed.CancelledError):
-        distributed.wait(futures, timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED")
 
 
 def _result_of(rank: int, size: int, future: distributed.Future) -> Any:

@@ -17,12 +17,10 @@ from aiodist.launch.supervisor import run_job
 USAGE_ERROR = 2
 
 
-def _run(args: argparse.Namespace, spec: JobSpec) -> int:
-    return run_job(spec)
-
-
 def start(
-    parser: Parser, argv: Sequence[str], run: Callable[[argparse.Namespace, JobSpec], int] = _run
+    parser: Parser,
+    argv: Sequence[str],
+    run: Callable[[argparse.Namespace, JobSpec], int] = lambda _, spec: run_job(spec),
 ) -> int:
     """Parse ``argv`` and ``run`` the job; return the exit code. Errors are told on stderr."""
     try:

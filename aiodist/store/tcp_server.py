@@ -28,9 +28,8 @@ _GREETING_SECONDS = 10.0
 """For a connection that has said nothing valid yet."""
 
 _PROOF_SECONDS = 3600.0
-"""For the proof of a client whose first words were right: it may compute. Once it has sent its proof, it
-takes the end of the connection for the end of this server.
-"""
+"""For the proof of a client that has greeted as one of aiodist: it may compute. Once it has sent its
+proof, it takes the end of the connection for the end of this server."""
 
 _FLUSH_SECONDS = 0.5
 
