@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -11,14 +12,13 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
 from aiodist.api.available import is_initialized
-from aiodist.api.closing import destroy_process_group
+from aiodist.api.closing import abort_process_group, destroy_process_group
 from aiodist.api.lifecycle import open_in_process
 from aiodist.api.settings import SHARED, window_from
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.argument_checks import check_count
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
-from aiodist.testing.rank_threads import in_thread
 from aiodist.transport.base_transport import Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.transports import Transports
@@ -104,7 +104,7 @@ async def run_ranks(
     if threads:
         if not callable(fn) or inspect.iscoroutinefunction(fn):
             raise TypeError(f"with threads=True fn must be an ordinary function, not {fn!r}")
-        fn = in_thread(fn)
+        fn = _in_thread(fn)
     results, failures = await collect_ranks(
         size,
         fn,
@@ -222,3 +222,46 @@ def _called(fn: Callable[[int], Awaitable[T]], rank: int) -> Awaitable[T]:
             "threads=True"
         )
     return called
+
+
+def _in_thread(fn: Callable[[int], T]) -> Callable[[int], Awaitable[T]]:
+    """Return an async function that calls ``fn(rank)`` in a new thread and returns its result.
+
+    ``fn`` sees the context variables of the caller, so also its world: `aiodist.sync` works in it.
+    Cancelled, it aborts the caller's process group, so that a blocked operation of ``fn`` raises
+    GroupClosedError, and then waits for the end of ``fn``.
+    """
+
+    async def call(rank: int) -> T:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        context = copy_context()
+
+        def run() -> None:
+            try:
+                result = context.run(fn, rank)
+            except BaseException as error:  # noqa: BLE001  # raised where ``call`` is awaited
+                loop.call_soon_threadsafe(_fail_in_loop, done, error)
+            else:
+                loop.call_soon_threadsafe(done.set_result, result)
+
+        # Not the executor of asyncio.to_thread: it has fewer threads than there may be ranks.
+        threading.Thread(target=run, name=f"rank {rank}", daemon=True).start()
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if not done.done() and is_initialized():
+                await abort_process_group()
+            await asyncio.wait({done})
+            done.exception()  # retrieved, so that asyncio does not log it
+            raise
+
+    return call
+
+
+def _fail_in_loop(done: asyncio.Future[T], error: BaseException) -> None:
+    if isinstance(error, StopIteration):  # a future refuses it
+        wrapped = RuntimeError("fn raised StopIteration")
+        wrapped.__cause__ = error
+        error = wrapped
+    done.set_exception(error)

@@ -16,17 +16,30 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from aiodist.api.closing import destroy_process_group
 from aiodist.api.collectives import barrier
 from aiodist.api.lifecycle import init_process_group
 from aiodist.api.objects import all_gather_object, broadcast_object_list
+from aiodist.backends.native import NativeBackend
 from aiodist.collectives.host_topology import HostTopology
-from aiodist.collectives.rule_tables import encode, rows_of, shared_rows_of
-from aiodist.collectives.select import Choice
+from aiodist.collectives.rule_tables import encode, rows_of, shared_rows_of, with_defaults
+from aiodist.collectives.select import MANY, Choice, Rule, Rules
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Operation,
+    Reduce,
+    ReduceScatter,
+)
+from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import dtype_named, reduction, scratch
 from aiodist.tuning.candidates import (
@@ -38,7 +51,6 @@ from aiodist.tuning.candidates import (
     shares,
     why_not_spread,
 )
-from aiodist.tuning.trial_runs import Runs
 from aiodist.types import ReduceOp
 
 T = TypeVar("T")
@@ -124,6 +136,49 @@ def _over_hosts(group: GroupEngine, topology: HostTopology, operation: str, nbyt
 
 def _with_chunks(choices: Sequence[Choice]) -> dict[Choice, str]:
     return {choice: f"{choice.algorithm}/{choice.chunk >> 10}K" for choice in choices}
+
+
+class Runs:
+    """Room for one operation on ``nbytes`` on this rank of ``group``, and its runs.
+
+    What an operation saves by being over at once counts as well.
+    """
+
+    def __init__(
+        self, operation: str, group: GroupEngine, nbytes: int, table: Literal["shared", "hosts"]
+    ) -> None:
+        """``table``: which of `Tables` the choice is put into."""
+        self.data = np.zeros(nbytes // ITEMSIZE, np.float32)
+        length = len(self.data) // group.size
+        self.blocks = [self.data[i * length : (i + 1) * length] for i in range(group.size)]
+        self.own = self.blocks[group.rank].copy()
+        self._operation = operation
+        self._group = group
+        self._table = table
+        self._backends: dict[Choice, NativeBackend] = {}
+
+    def start(self, choice: Choice) -> Work[None]:
+        """The operation by ``choice``."""
+        backend = self._backends.get(choice)
+        if backend is None:
+            tables = self._group.world.tables
+            usual: Rules = getattr(tables, self._table)
+            rules = with_defaults({self._operation: [Rule(MANY, MANY, choice)]}, usual)
+            tables = tables._replace(**{self._table: rules})
+            backend = self._backends[choice] = NativeBackend(self._group, tables=tables)
+        done = backend.start(_OPERATIONS[self._operation](self))
+        return self._group.completed(done) if isinstance(done, tuple) else done
+
+
+_OPERATIONS: MappingProxyType[str, Callable[[Runs], Operation[None]]] = MappingProxyType(
+    {
+        "broadcast": lambda runs: Broadcast(runs.data, 0),
+        "reduce": lambda runs: Reduce(runs.data, 0, ReduceOp.SUM),
+        "all_reduce": lambda runs: AllReduce(runs.data, ReduceOp.SUM),
+        "all_gather": lambda runs: AllGather(runs.blocks, runs.own),
+        "reduce_scatter": lambda runs: ReduceScatter(runs.own, runs.blocks, ReduceOp.SUM),
+    }
+)
 
 
 async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choice:

@@ -28,8 +28,7 @@ from aiodist.launch.ports import reserve_port
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import hosts_candidates
-from aiodist.tuning.trial_runs import Runs
-from aiodist.tuning.tuning_rank import measure
+from aiodist.tuning.tuning_rank import Runs, measure
 
 OPERATIONS = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 TWO_AND_TWO = HostTopology([0, 0, 1, 1])

@@ -20,7 +20,7 @@ from aiodist.launch.starting import USAGE_ERROR
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates, shared_candidates
-from aiodist.tuning.trial_runs import Runs
+from aiodist.tuning.tuning_rank import Runs
 
 
 def test_candidates_differ_and_fit() -> None:
