@@ -24,17 +24,11 @@ def clock_name() -> str:
 def combine(
     case: Case, by_rank: Sequence[Sequence[Interval]], clocks: Sequence[str] | None = None
 ) -> list[float]:
-    """One time in microseconds for each repetition.
+    """Return one time in microseconds for each repetition, from the intervals ``by_rank``.
 
-    It is the slowest rank's; for send_recv it is half the round trip that rank 0 sees.
-
-    Args:
-        case: What was measured.
-        by_rank: The intervals of each rank.
-        clocks: The `clock_name` of each rank; None if all have one clock.
-
-    Raises:
-        WrongOrderError: A rank left a barrier before another one of the same clock entered it.
+    It is the slowest rank's; for send_recv it is half the round trip that rank 0 sees. ``clocks``: the
+    `clock_name` of each rank; None if all have one clock. Raises WrongOrderError if a rank left a
+    barrier before another one of the same clock entered it.
     """
     if len({len(intervals) for intervals in by_rank}) != 1:
         raise ValueError(f"{case}: the ranks have different numbers of repetitions")

@@ -54,16 +54,13 @@ class CodeLocation:
 
 
 def place(loop: asyncio.AbstractEventLoop) -> str:
-    """Return the innermost line of the program in this process's main thread. Any thread.
+    """Return the innermost line of the program in this process's main thread. Any thread may call it.
 
     If the main thread runs an event loop that executes no line of the program now, return where the
     main task waits. In a loop without a main task, as a notebook's, it is a task in an operation.
 
     Without the interpreter lock (free-threaded Python), return what ``loop`` sees of its own thread in
-    its next turn. The text is empty if that takes `TURN_SECONDS`.
-
-    Args:
-        loop: The event loop of the rank's operations, whose tasks are looked at.
+    its next turn. The text is empty if that takes `TURN_SECONDS`. ``loop``: of the rank's operations.
     """
     if _has_gil():
         return _place_of(sys._current_frames().get(threading.main_thread().ident or 0), loop)

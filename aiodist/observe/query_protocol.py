@@ -189,17 +189,11 @@ def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
 def ask_all(
     questions: Mapping[int, Callable[[float], T]], seconds: float
 ) -> dict[int, T | BaseException]:
-    """Ask all ranks in threads; return within ``seconds``, however many are silent.
+    """Ask all ranks in threads; return what each returned or raised, TimeoutError for a silent rank.
 
-    More ranks than `all_at_once` has threads are asked one part after the other. Each has a share of
-    one half of the time, and those that were silent are asked again in the rest.
-
-    Args:
-        questions: By rank, what asks it. Its argument is for how many seconds to wait.
-        seconds: For all together.
-
-    Returns:
-        What each returned or raised; TimeoutError for a rank that was silent.
+    It returns within ``seconds``. Each of ``questions`` is called with the seconds to wait. More ranks
+    than `all_at_once` has threads are asked one part after the other. Each part has a share of one
+    half of the time, and the ranks that were silent are asked again in the rest.
     """
     end = monotonic() + seconds
     answers: dict[int, T | BaseException] = {}

@@ -29,7 +29,6 @@ _ATTEMPT_SECONDS = 5.0
 _GREETING_SECONDS = 15.0
 _MUTE_ATTEMPTS = 5
 """Attempts in a row that are closed without data before the other side counts as a stranger.
-
 One attempt is not enough: the server of the last job on this port may just be closing."""
 
 
