@@ -99,7 +99,7 @@ def measure(
 
 
 def _round(peers: Sequence[Peer], call: Call, calls: int) -> float:
-    """A round that is not counted; the seconds it took."""
+    """Run a round that is not counted; return the seconds that it took."""
     start = time.perf_counter()
     for peer in peers:
         peer.turn(call, range(calls))
@@ -107,12 +107,12 @@ def _round(peers: Sequence[Peer], call: Call, calls: int) -> float:
 
 
 def encode(samples: Samples) -> str:
-    """As JSON text; `decode` is the reverse."""
+    """Return ``samples`` as JSON; `decode` is the reverse."""
     return json.dumps(dataclasses.asdict(samples))
 
 
 def decode(text: str | bytes) -> Samples:
-    """What `encode` has written."""
+    """Return the samples that `encode` has written."""
     fields = json.loads(text)
     intervals = {
         name: [(start, end) for start, end in pairs] for name, pairs in fields["intervals"].items()

@@ -33,7 +33,7 @@ class Operation:
 
 
 def poison(count: int) -> Segments:
-    """What an output holds before the call."""
+    """Return what an output holds before the call."""
     return (Segment(0, count, 0, _POISON),)
 
 

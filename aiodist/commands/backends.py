@@ -48,7 +48,7 @@ def report() -> str:
 
 
 def _functions() -> list[tuple[str, ...]]:
-    """The table of `aiodist.backends.support_table`, as it is on this machine."""
+    """Return the table of `aiodist.backends.support_table`, as it is on this machine."""
     gpu = has_gpu()
     here = [(gpu or device != "cuda") and not why_not(backend) for backend, device in COLUMNS]
     rows = [("FUNCTION", *(f"{backend}, {device}" for backend, device in COLUMNS))]

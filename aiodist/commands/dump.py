@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(dump: Dump) -> str:
-    """What a dump says: each rank, the verdict, each group."""
+    """Return the text of a dump: each rank, the verdict, each group."""
     lines = [f"job {dump.job}: {len(dump.parts)} of {dump.size} ranks have written a part"]
     if dump.others:
         lines.append(f"(the folder has parts of other jobs: {', '.join(dump.others)}; see --job)")

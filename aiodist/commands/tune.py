@@ -87,7 +87,7 @@ def _job(nodes: Nodes, number: int, per_node: int, order: str) -> JobSpec:
 
 
 def _of(ranks: int, rules: Rules, operation: str) -> list[Rule]:
-    """The rows that were measured with ``ranks`` ranks, or hosts."""
+    """Return the rows that were measured with ``ranks`` ranks, or hosts."""
     return [rule for rule in rules[operation] if rule.least == rule.ranks == ranks]
 
 

@@ -26,7 +26,7 @@ _OF_A_RANK = frozenset(
 )
 
 _NEAR = 0.75
-"""How alike an option and a mistyped one are, dashes included: --tranport is not meant as --master-port."""
+"""The least similarity of a mistyped option and a suggested one, as --tranport and --master-port differ."""
 
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
@@ -79,12 +79,12 @@ class Parser(argparse.ArgumentParser):
         raise InvalidUsageError(message)
 
     def _known(self) -> list[str]:
-        """The options; of two spellings of one, that with dashes."""
+        """Return the options. If an option has two spellings, return the one with dashes."""
         known = self._option_string_actions
         return [each for each in known if each.replace("_", "-") not in known or "_" not in each]
 
     def _refuse(self, word: str) -> NoReturn:
-        """Raise InvalidUsageError for an option or argument that there is not."""
+        """Raise InvalidUsageError for an unknown option or argument."""
         if not word.startswith("-"):
             raise InvalidUsageError(f"unexpected argument {word!r}")
         name, known = word.split("=", 1)[0], self._known()
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         raise InvalidUsageError(f"unknown option {name}{hint}{own}")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The parsed options; unknown ones raise InvalidUsageError with the nearest known one."""
+        """Return the parsed options. An unknown one raises InvalidUsageError with the nearest known one."""
         self._argv = argv
         args, left = self.parse_known_args(argv)
         if left:
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def launch_parser() -> Parser:
-    """Of ``python -m aiodist.launch``: the options of the early torch launcher."""
+    """Return the parser of ``python -m aiodist.launch``: the options of the early torch launcher."""
     parser = Parser(
         prog="python -m aiodist.launch",
         description="Start a script once for each rank of this node and stop all when one fails.",
@@ -143,7 +143,7 @@ def launch_parser() -> Parser:
 
 
 def run_parser() -> Parser:
-    """Of ``aiodist run``."""
+    """Return the parser of ``aiodist run``."""
     parser = Parser(
         prog="aiodist run",
         description="Start a script in N processes and stop all when one fails. "
@@ -194,7 +194,7 @@ def run_parser() -> Parser:
 
 
 def add_nodes(parser: Parser) -> None:
-    """The options by which several launchers, one on each node, start one job; see `nodes_of`."""
+    """Add the options by which several launchers, one on each node, start one job; see `nodes_of`."""
     nodes = parser.add_argument_group("several nodes (start one launcher on each)")
     nodes.add_argument("--nnodes", default="1", metavar="N", help="nodes of the job (default 1)")
     nodes.add_argument(
@@ -273,7 +273,7 @@ def _add_output(parser: Parser) -> None:
 
 
 def _rank_list(text: str) -> frozenset[int]:
-    """``0,4-7``."""
+    """Return the ranks of a text such as ``0,4-7``. Raises ArgumentTypeError."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -286,7 +286,7 @@ def _rank_list(text: str) -> frozenset[int]:
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """The words of ``--ssh``. Raises InvalidUsageError."""
+    """Return the words of ``--ssh``. Raises InvalidUsageError."""
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
@@ -294,7 +294,7 @@ def _words(command: str) -> tuple[str, ...]:
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
-    """The variables of ``--env``. Raises InvalidUsageError."""
+    """Return the variables of ``--env``. Raises InvalidUsageError."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -406,7 +406,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
 
 
 def _hosts_of(args: argparse.Namespace) -> tuple[HostSlots, ...]:
-    """The hosts that the options name, with as many slots as there are ranks; none without them."""
+    """Return the hosts that the options name, with a slot for each rank; an empty tuple without them."""
     if args.hosts is None and args.hostfile is None:
         return ()
     named = read_hostfile(args.hostfile) if args.hosts is None else parse_hosts(args.hosts)
@@ -419,7 +419,7 @@ def _hosts_of(args: argparse.Namespace) -> tuple[HostSlots, ...]:
 
 
 def misplaced_count(args: argparse.Namespace) -> str | None:
-    """An option for the number of processes that stands after the script, where none is before."""
+    """Return an option for the number of processes that stands after the script, if none is before it."""
     if args.nproc_per_node is None:
         for word in args.script_args:
             if _COUNT.match(word):
@@ -437,7 +437,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Nodes:
-    """What the options of `add_nodes` say. Raises InvalidUsageError where they leave it open."""
+    """Return what the options of `add_nodes` say. Raises InvalidUsageError if an address is missing."""
     nnodes = _node_count(args.nnodes)
     address, port = args.master_addr, args.master_port
     if args.standalone and (nnodes > 1 or address or port is not None):

@@ -43,8 +43,7 @@ def _likely_gpus() -> int:
 
 
 def _gpus() -> int:
-    """Devices that torch sees. Asked in another process, since importing torch takes seconds and
-    would stay in the launcher for the whole job."""
+    """Return how many devices torch sees. Another process imports torch, which would stay in this one."""
     code = "import torch; print(torch.cuda.device_count())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -35,12 +35,12 @@ def rank_environment(
 
 
 def meeting_environment(address: str, port: int) -> dict[str, str]:
-    """Where the ranks meet."""
+    """Return the variables that say where the ranks meet."""
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def job_identity(base: Mapping[str, str]) -> dict[str, str]:
-    """AIODIST_SECRET and AIODIST_RUN_ID of a job on one host: those in ``base``, or new ones."""
+    """Return AIODIST_SECRET and AIODIST_RUN_ID of a job on one host: those in ``base``, or new ones."""
     return {
         "AIODIST_SECRET": secret_or_new(base),
         "AIODIST_RUN_ID": base.get("AIODIST_RUN_ID") or str(uuid.uuid4()),
@@ -48,7 +48,7 @@ def job_identity(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def secret_or_new(base: Mapping[str, str]) -> str:
-    """AIODIST_SECRET in ``base``, or 32 random bytes in hex.
+    """Return AIODIST_SECRET in ``base``, or 32 random bytes in hex.
 
     An empty value counts as unset: an empty secret would protect nothing.
     """

@@ -81,7 +81,7 @@ def reserve_port(port: int = 0) -> PortReservation:
 
 
 def _bind(port: int) -> socket.socket:
-    """A socket bound to ``port`` on every address, of both families where the host has IPv6.
+    """Return a socket bound to ``port`` on every address, of both families where the host has IPv6.
 
     It accepts no connection, since it never listens: only the number is taken.
     """

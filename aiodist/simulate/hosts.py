@@ -75,7 +75,7 @@ def simulate_hosts(
 
 
 def takes_minutes(operation: str, algorithm: str, topology: HostTopology, nbytes: int) -> bool:
-    """Whether `simulate_hosts` would take minutes for this."""
+    """Return whether `simulate_hosts` would take minutes for this."""
     size = sum(map(len, topology.hosts))
     if size * len(lengths_of(operation, size, 0)) > MOST_BLOCKS:
         return True
@@ -103,7 +103,7 @@ def hosts_of(ranks: int, per_host: int) -> HostTopology:
 
 
 def selected_over_hosts(operation: str, topology: HostTopology, nbytes: int) -> str:
-    """What the table of `collectives.select` runs over ``topology``."""
+    """Return what the table of `collectives.select` chooses over ``topology``."""
     return _selected(operation, topology, nbytes).algorithm
 
 
@@ -116,7 +116,7 @@ def _selected(operation: str, topology: HostTopology, nbytes: int) -> Choice:
 
 
 def _piece(operation: str, algorithm: str, topology: HostTopology, nbytes: int) -> int:
-    """What the table has as the length of a piece, for these bytes if it chooses ``algorithm``."""
+    """Return the table's length of a piece for ``algorithm``, for these bytes if the table chooses it."""
     selected = _selected(operation, topology, nbytes)
     if selected.algorithm == algorithm:
         return selected.chunk

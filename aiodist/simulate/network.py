@@ -128,7 +128,7 @@ class Network:
     # -- for the ranks
 
     def send(self, sender: Rank, dst: int, nbytes: int) -> Pending[None]:
-        """Message of ``sender``, ready at its clock."""
+        """Send a message of ``sender``, which is ready at the sender's clock."""
         pair = self._relation(sender.rank, dst, self.size)
         exchange = _couple(self._unsent[pair], self._unreceived[pair])
         exchange.sender, exchange.nbytes = sender, nbytes
@@ -143,12 +143,12 @@ class Network:
         return exchange.sent
 
     def is_near(self, rank: int, other: int) -> bool:
-        """Whether two ranks live on one host of several."""
+        """Return whether two ranks share a host, if there are several hosts."""
         topology = self._places
         return topology is not None and topology.host_of(rank) == topology.host_of(other)
 
     def receive(self, receiver: Rank, src: int) -> Pending[Any]:
-        """Receive of ``receiver``, posted at its clock; its value is the length."""
+        """Post a receive at the clock of ``receiver``; its value is the length."""
         pair = self._relation(src, receiver.rank, self.size)
         exchange = _couple(self._unreceived[pair], self._unsent[pair])
         exchange.receiver, exchange.posted = receiver, receiver.clock
@@ -164,7 +164,7 @@ class Network:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def _grant(self, exchange: _Exchange) -> None:
-        """A long message goes when its receiver knows of it and has said so."""
+        """Send a long message once its receiver knows of it and has answered."""
         if exchange.sender is not None and exchange.receiver is not None:
             told = max(exchange.announced, exchange.posted) + self._model(exchange).latency
             self._at(told, lambda now: self._transmit(exchange, now))
@@ -181,7 +181,7 @@ class Network:
         self._at(start + model.latency, lambda when: self._land(exchange, when))
 
     def _land(self, exchange: _Exchange, now: float) -> None:
-        """Its first byte is there. The receiver's link may be busy with another message."""
+        """Take in the first byte. The receiver's link may be busy with another message."""
         receiver = self.ranks[exchange.dst]
         model = self._model(exchange)
         own, wire = receiver.link, receiver.link if exchange.path else receiver.wire
@@ -192,7 +192,7 @@ class Network:
         self._at(end, lambda when: self._arrive(exchange, when))
 
     def _slowest(self, model: Parameters) -> float:
-        """Per byte of a rank: where several share a wire, one fills it no faster than its memory."""
+        """Return a rank's seconds per byte. A rank that shares a wire is no faster than its memory."""
         return (
             model.per_byte
             if self._places is None
@@ -241,7 +241,7 @@ class Rank:
         self._network = network
 
     def work(self, nbytes: int) -> None:
-        """Take the time that combining or copying ``nbytes`` takes."""
+        """Add the time that combining or copying ``nbytes`` takes."""
         self.clock += nbytes * self._network.parameters.per_byte_reduced
 
     def resume(self, when: float, pending: Pending[None]) -> None:
@@ -313,7 +313,7 @@ class Extent:
 
 
 def _couple(waiting: deque[_Exchange], others: deque[_Exchange]) -> _Exchange:
-    """The oldest exchange that lacks this half, or a new one, which lacks the other."""
+    """Return the oldest exchange that lacks this half, or a new one, which lacks the other half."""
     if waiting:
         return waiting.popleft()
     exchange = _Exchange()

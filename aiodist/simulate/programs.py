@@ -32,18 +32,18 @@ class Algorithm(NamedTuple):
     only_equal: bool = False
 
     def relation_for(self, ranks: int, nbytes: int) -> Relation:
-        """The one that holds for these: `apart` where some rank has more to do than another."""
+        """Return the relation that holds here: `apart` where some rank has more to do than another."""
         holds = _is_even(ranks, nbytes) and (not self.cube or _is_power(ranks))
         return self.relation if holds else apart
 
     @property
     def has_chunks(self) -> bool:
-        """Whether the choice's ``chunk`` means something to it."""
+        """Whether the algorithm uses the ``chunk`` of a choice."""
         names = ("ring", "chain", "scatter_gather")
         return self.name in names and self.operation != "all_gather"
 
     def is_for(self, ranks: int, nbytes: int) -> bool:
-        """Whether the table may choose it for these."""
+        """Return whether the table may choose the algorithm for these ranks and bytes."""
         if self.only_equal and not _is_even(ranks, nbytes):
             return False
         return not self.only_cube or _is_power(ranks)

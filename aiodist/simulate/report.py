@@ -93,7 +93,7 @@ def rows_over_hosts(
 
 
 def plain(table: Sequence[Row]) -> str:
-    """Columns for a terminal; numbers to the right."""
+    """Return the table in columns for a terminal, with numbers to the right."""
     widths = [max(len(row[i]) for row in (HEADER, *table)) for i in range(len(HEADER))]
     lines = []
     for row in (HEADER, *table):
@@ -106,7 +106,7 @@ def plain(table: Sequence[Row]) -> str:
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The same as a table of a page."""
+    """Return the table in Markdown."""
     line = "| " + " | ".join(HEADER) + " |"
     rule = "| " + " | ".join("---" if i == 2 else "---:" for i in range(len(HEADER))) + " |"
     return "\n".join([line, rule, *("| " + " | ".join(row) + " |" for row in table)]) + "\n"
@@ -132,7 +132,7 @@ def _row(outcome: Outcome, choice: Choice) -> Row:
 
 
 def duration(seconds: float) -> str:
-    """Three digits, or whole seconds, and a unit."""
+    """Return three digits, or whole seconds, and a unit."""
     if seconds >= 999.5:
         return f"{seconds:.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
@@ -142,7 +142,7 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Whole where it is, three or four digits where not."""
+    """Return a whole number of a unit, or three or four digits and a unit."""
     value, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if round(value) < 1024:

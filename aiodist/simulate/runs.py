@@ -80,14 +80,14 @@ def simulate(
 
 
 def selected(operation: str, ranks: int, nbytes: int) -> Choice:
-    """What the table of `collectives.select` runs, asked as the operations ask it."""
+    """Return what the table of `collectives.select` chooses, asked as the operations ask it."""
     if operation in ("gather", "scatter", "all_to_all"):
         return select(operation, ranks, UNEVEN)
     return select(operation, ranks, 0 if operation == "barrier" else nbytes)
 
 
 def algorithms_of(operation: str) -> list[Algorithm]:
-    """All of them. Raises InvalidUsageError for an operation that does not exist."""
+    """Return the algorithms of ``operation``. Raises InvalidUsageError for an unknown one."""
     found = [each for each in ALGORITHMS if each.operation == operation]
     if not found:
         known = ", ".join(operations())
@@ -96,7 +96,7 @@ def algorithms_of(operation: str) -> list[Algorithm]:
 
 
 def operations() -> list[str]:
-    """The names of those that can be simulated."""
+    """Return the names of the operations that can be simulated."""
     return list(dict.fromkeys(each.operation for each in ALGORITHMS))
 
 

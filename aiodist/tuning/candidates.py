@@ -70,7 +70,7 @@ def shared_candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
 
 
 async def shares(group: GroupEngine) -> bool:
-    """Whether the members share memory: on all of them the same. A collective."""
+    """Return whether all members share memory, the same on all of them. A collective."""
 
     async def body(context: CollectiveContext) -> bool:
         shm = context.shm
@@ -103,7 +103,7 @@ def hosts_candidates(operation: str, topology: HostTopology, nbytes: int) -> lis
 
 
 def why_not_spread(group: GroupEngine) -> str:
-    """Why ``group`` has no use for the table for several hosts; empty where it has."""
+    """Return why ``group`` does not use the table for several hosts; "" if it does."""
     if group.topology is not None:
         return ""
     rank_infos = {rank_info.rank: rank_info for rank_info in group.endpoint.rank_infos()}

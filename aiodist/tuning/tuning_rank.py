@@ -158,7 +158,7 @@ class Runs:
         self._backends: dict[Choice, NativeBackend] = {}
 
     def start(self, choice: Choice) -> Work[None]:
-        """The operation by ``choice``."""
+        """Start the operation by ``choice``."""
         backend = self._backends.get(choice)
         if backend is None:
             tables = self._group.world.tables
@@ -182,7 +182,7 @@ _OPERATIONS: MappingProxyType[str, Callable[[Runs], Operation[None]]] = MappingP
 
 
 async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choice:
-    """The choice with the smallest median. Rank 0 says on stderr what all took."""
+    """Return the choice with the smallest median. Rank 0 writes all medians to stderr."""
     choices = list(matter.names)
     times: list[list[float]] = [[] for _ in choices]
     end = time.monotonic() + seconds
