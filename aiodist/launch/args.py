@@ -126,7 +126,6 @@ def launch_parser() -> Parser:
     parser.add_argument(
         "--nproc_per_node",
         "--nproc-per-node",
-        default=None,
         metavar="N",
         help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1)",
     )
@@ -162,7 +161,6 @@ def run_parser() -> Parser:
         "--nproc-per-node",
         "--nproc_per_node",
         dest="nproc_per_node",
-        default=None,
         metavar="N",
         help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1); "
         "with hosts, on all of them together (default: all slots)",

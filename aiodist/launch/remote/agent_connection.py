@@ -165,10 +165,6 @@ class AgentConnection:
         """Whether the agent is out of reach."""
         return bool(self.refusal)
 
-    def prepare(self, folder: str, environment: Mapping[str, str], port: int | None) -> None:
-        """Tell the agent what all its ranks have in common. ``port``: as `FrameKind.PREPARE` has it."""
-        self.send(FrameKind.PREPARE, folder=folder, environment=dict(environment), port=port)
-
     def start(self, rank: RemoteRank, command: Sequence[str], variables: Mapping[str, str]) -> None:
         self.ranks[rank.rank] = rank
         facts = {"command": list(command), "variables": dict(variables)}

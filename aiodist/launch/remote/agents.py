@@ -15,6 +15,7 @@ from aiodist.launch.output import Console
 from aiodist.launch.output_streams import LineStream
 from aiodist.launch.process import Watchdog
 from aiodist.launch.remote.agent_connection import END_SECONDS, AgentConnection
+from aiodist.launch.remote.agent_frames import FrameKind
 from aiodist.launch.remote.host_list import HostSlots
 
 ANSWER_SECONDS = 60.0
@@ -82,7 +83,8 @@ class Agents:
                 ) from None
             self.connections.append(connection)
             self._watchdog.announce(connection.pid)
-            connection.prepare(folder, forwarded, (port or 0) if number == 0 else None)
+            reserved = None if number else port or 0
+            connection.send(FrameKind.PREPARE, folder=folder, environment=forwarded, port=reserved)
 
     @property
     def are_ready(self) -> bool:

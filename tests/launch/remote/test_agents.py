@@ -241,7 +241,8 @@ def test_a_signal_may_come_while_the_launcher_looks_after_a_pipe(is_full: bool) 
         agents.connect(selector, {}, None)
         (connection,) = agents.connections
         selector.handler = lambda: connection.send(FrameKind.SIGNAL, 0, number=2, group=False)
-        connection.prepare("x" * (1 << 20 if is_full else 1), {}, None)
+        folder = "x" * (1 << 20 if is_full else 1)
+        connection.send(FrameKind.PREPARE, folder=folder, environment={}, port=None)
         assert selector.handler is None
         is_waiting = bool(connection._outgoing)
         assert is_waiting == (connection._commands.fileno() in selector.get_map())
