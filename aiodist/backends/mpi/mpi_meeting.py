@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -27,6 +28,8 @@ from aiodist.rendezvous.absence_watch import over_tcp, over_tcp_served
 from aiodist.rendezvous.meeting import host_identity, meet_at
 from aiodist.rendezvous.meeting_stores import MeetingStore
 from aiodist.store import Store, TcpStore, TcpStoreServer
+
+log = logging.getLogger("aiodist")
 
 _LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES = 256
@@ -62,6 +65,7 @@ async def rendezvous_of_mpi(
                 f"{name}={given} was given, and MPI says {theirs}: with backend 'mpi' leave rank "
                 "and world_size out, and start the ranks by mpiexec -n N python script.py"
             )
+    _warn_of_another_launcher(world.size, environ)
     if store is not None or init_method not in (None, "env://"):
         return await rendezvous(
             init_method,
@@ -85,6 +89,18 @@ async def rendezvous_of_mpi(
         environ=environ,
         patience=patience,
     )
+
+
+def _warn_of_another_launcher(size: int, environ: Mapping[str, str]) -> None:
+    """Log where another launcher than mpiexec has started several ranks: each is alone in MPI."""
+    told = environ.get("WORLD_SIZE", "")
+    if size == 1 and told not in ("", "1"):
+        log.warning(
+            "MPI has started this process alone, although WORLD_SIZE is %s: with backend 'mpi' each such "
+            "process is a world of one rank. Start the ranks by mpiexec -n %s python script.py",
+            told,
+            told,
+        )
 
 
 async def _open_place(

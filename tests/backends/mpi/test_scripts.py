@@ -75,6 +75,14 @@ async def main():
 asyncio.run(main())
 """
 
+WORLD_SIZE = """
+import aiodist.sync as dist
+
+dist.init_process_group("mpi")
+print("size", dist.get_world_size())
+dist.destroy_process_group()
+"""
+
 ONE_THREAD = """
 import asyncio
 
@@ -132,6 +140,16 @@ def test_the_blocking_api(job: Job, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_mpiexec_a_process_is_one_rank_of_one(mpi: MpiEnvironment) -> None:
     assert python(mpi, ALONE).strip().endswith("done")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "warnings"), [("3", 1), ("1", 0)])
+def test_a_world_size_of_another_launcher_is_warned_of(
+    mpi: MpiEnvironment, world_size: str, warnings: int
+) -> None:
+    output = python(mpi, WORLD_SIZE, RANK="0", WORLD_SIZE=world_size)
+    assert output.count(f"although WORLD_SIZE is {world_size}: with backend 'mpi'") == warnings
+    assert output.strip().endswith("size 1")
 
 
 @pytest.mark.slow
