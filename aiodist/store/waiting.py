@@ -74,4 +74,5 @@ def check_value(value: object) -> bytes:
         return value
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    raise TypeError(f"a store's value must be bytes, not {type(value).__name__}")
+    advice = "; pass value.encode()" if isinstance(value, str) else ""
+    raise TypeError(f"a store's value must be bytes, not {type(value).__name__}{advice}")

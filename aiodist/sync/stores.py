@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
+from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store import FileStore as AsyncFileStore
 from aiodist.store import MemoryStore, TcpStore, TcpStoreServer
 from aiodist.store import PrefixStore as AsyncPrefixStore
@@ -407,7 +407,7 @@ def _bytes(value: Any) -> bytes:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise InvalidUsageError(f"a store's value must be str or bytes, not {type(value).__name__}")
+    raise TypeError(f"a store's value must be str or bytes, not {type(value).__name__}")
 
 
 def _as_timedelta(timeout: float | timedelta | None) -> timedelta:

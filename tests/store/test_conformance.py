@@ -18,6 +18,15 @@ async def test_a_wait_for_what_is_no_list_of_keys_is_refused(make_store, keys):
         await store.check(keys)
 
 
+async def test_a_value_that_is_a_str_is_refused_with_advice(make_store):
+    store = await make_store()
+    for call in (store.set("k", "text"), store.compare_set("k", b"", "text")):
+        with pytest.raises(TypeError, match=r"must be bytes, not str; pass value\.encode\(\)"):
+            await call
+    with pytest.raises(TypeError, match=r"must be bytes, not int$"):
+        await store.set("k", 3)
+
+
 @pytest.mark.parametrize("amount", ["1", 1.5, None])
 async def test_a_counter_counts_by_whole_numbers_only(make_store, amount):
     store = await make_store()
