@@ -61,7 +61,14 @@ def read_parts(directory: str | os.PathLike[str], job: str | None = None) -> Dum
     """
     folder = Path(directory)
     if not folder.is_dir():
-        raise InvalidUsageError(f"there is no folder {str(folder)!r}")
+        what = (
+            f"{str(folder)!r} is a file"
+            if folder.exists()
+            else f"there is no folder {str(folder)!r}"
+        )
+        raise InvalidUsageError(
+            f"{what}; name the folder that AIODIST_DUMP_DIR or AIODIST_TRACE_DIR named when the job ran"
+        )
     files = [(match, path) for path in folder.iterdir() if (match := _PATTERN.fullmatch(path.name))]
     jobs: dict[str, list[Path]] = {}
     for match, path in files:

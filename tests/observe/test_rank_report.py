@@ -80,8 +80,13 @@ def test_a_folder_has_one_file_a_rank_and_the_latest_job_counts(tmp_path: Path) 
 def test_a_folder_without_parts_names_the_variable_to_set(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="set AIODIST_DUMP_DIR"):
         read_parts(tmp_path)
-    with pytest.raises(InvalidUsageError, match="no folder"):
+    with pytest.raises(
+        InvalidUsageError, match=r"no folder .*; name the folder that AIODIST_DUMP_DIR"
+    ):
         read_parts(tmp_path / "none")
+    (tmp_path / "trace.json").touch()
+    with pytest.raises(InvalidUsageError, match=r"trace\.json' is a file; name the folder"):
+        read_parts(tmp_path / "trace.json")
     write_part(tmp_path, part(0))
     with pytest.raises(InvalidUsageError, match="no part here is of job 'other', but of job"):
         read_parts(tmp_path, "other")
