@@ -178,7 +178,8 @@ def _missing(method: InitMethod, here: Surroundings, names: list[str]) -> Invali
             f"init_process_group with init_method 'env://': {what}{by}. `aiodist run`, torchrun, "
             "mpiexec and Slurm's srun set what is needed. Only mpiexec over several hosts "
             "wants MASTER_ADDR and MASTER_PORT from you. Or pass rank=, world_size= and "
-            f"init_method='tcp://host:port' or 'file:///path' yourself. {_UNSET_IS}"
+            f"init_method='tcp://host:port' or 'file:///path' yourself; a process that is to be alone "
+            f"passes rank=0, world_size=1. {_UNSET_IS}"
         )
     return InvalidUsageError(
         f"init_process_group with init_method {method.url!r} needs the rank and the world size: "

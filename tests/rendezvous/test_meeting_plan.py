@@ -237,6 +237,7 @@ def test_all_that_is_missing_in_one_message() -> None:
     assert "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set" in message
     for launcher in ("aiodist run", "torchrun", "mpiexec", "srun"):
         assert launcher in message
+    assert "a process that is to be alone passes rank=0, world_size=1" in message
     assert "WORLD_SIZE, MASTER_PORT are not set" in error({"RANK": "0", "MASTER_ADDR": "h"})
     assert "variable MASTER_PORT is not set" in error({"MASTER_ADDR": "h"}, rank=0, size=2)
     assert "pass rank= and world_size=" in error({}, "tcp://h:1")
