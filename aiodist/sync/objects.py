@@ -327,7 +327,7 @@ def recv_object(
         timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
 
     Returns:
-        A `ReceivedObject`: the object, and the sender's global rank.
+        A `ReceivedObject`, ``(obj, source)``: the object, and the sender's global rank.
 
     Raises:
         TypeError: The object has pickled parts, and ``allow_pickle`` is not set; or it has a
