@@ -55,6 +55,8 @@ log = logging.getLogger("aiodist")
 
 DEFAULT_GROUP = "default_pg"
 
+REPLACEMENT_VARIABLE = "AIODIST_REPLACEMENT"
+
 
 async def init_process_group(
     backend: str | None = None,
@@ -142,6 +144,11 @@ async def init_process_group(
     patience = patience_from(liveness_timeout, os.environ)
     world.allow_pickle = pickle_from(allow_pickle, os.environ)
     deadline = Deadline(init_timeout_from(init_timeout, os.environ, timeout))
+    if init_method is None and store is None and os.environ.get(REPLACEMENT_VARIABLE) == "1":
+        log.warning(
+            "this process takes the place of a lost rank and calls init_process_group, which waits until "
+            "all ranks call it: where is_replacement() is true, call rejoin() in its place"
+        )
     world.opening = True
     try:
         met = await rendezvous_for(chosen)(

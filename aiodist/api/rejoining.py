@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
-from aiodist.api.lifecycle import introduce, transports_at
+from aiodist.api.lifecycle import REPLACEMENT_VARIABLE, introduce, transports_at
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.settings import (
     check_later_settings,
@@ -49,7 +49,6 @@ from aiodist.store.waiting import pauses
 from aiodist.types import DEFAULT_TIMEOUT, Backend
 
 STORE_VARIABLE = "AIODIST_REJOIN_STORE"
-REPLACEMENT_VARIABLE = "AIODIST_REPLACEMENT"
 COUNT_VARIABLE = "AIODIST_RESTART_COUNT"
 
 _WITHDRAW_SECONDS = 1.0

@@ -210,3 +210,21 @@ async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
         await dist.barrier()
 
     await run_ranks(1, main)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "warned"),
+    [("1", {}, True), ("0", {}, False), ("1", {"store": MemoryStore()}, False)],
+)
+async def test_a_replacement_that_does_not_rejoin_is_warned(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    arguments: dict[str, Any],
+    warned: bool,
+) -> None:
+    monkeypatch.setenv("AIODIST_REPLACEMENT", variable)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(dist.InvalidUsageError):  # the ranks do not meet: no rank is known
+        await dist.init_process_group(**arguments)
+    assert ("call rejoin() in its place" in caplog.text) == warned
