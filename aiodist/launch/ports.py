@@ -89,7 +89,8 @@ def _bind(port: int) -> socket.socket:
         try:
             return _bind_family(socket.AF_INET6, "::", port)
         except OSError as error:
-            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            # A kernel without IPv6 says so. A filter of system calls may refuse its sockets in other ways.
+            if error.errno == errno.EADDRINUSE:
                 raise
     return _bind_family(socket.AF_INET, "", port)
 
@@ -113,6 +114,7 @@ def _explain(port: int, error: OSError) -> str:
             f"port {port} is already in use on this host: choose another --master_port, "
             "or leave it out on one node and a free one is reserved"
         )
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if port and error.errno in (errno.EACCES, errno.EPERM):
         return f"port {port} may not be used by this user: choose a --master_port above 1023"
-    return f"port {port} cannot be reserved: {error}"
+    what = f"port {port} cannot" if port else "no port can"
+    return f"{what} be reserved: {error.strerror or error}; see what this process may do"

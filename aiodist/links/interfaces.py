@@ -100,15 +100,17 @@ def address_of(sockaddr: Sequence[Any]) -> str:
 
 
 def datagram_socket(address: str) -> socket.socket | None:
-    """Return a new socket of the family of the numeric ``address``, or None if the kernel lacks it.
+    """Return a new socket of the family of the numeric ``address``, or None if the system has none.
 
-    A name may have an IPv6 address on a host that was started without IPv6: /etc/hosts says so. Raises
-    DistNetworkError if the system refuses a socket.
+    A name may have an IPv6 address on a host that was started without IPv6: /etc/hosts says so. A filter
+    of system calls may refuse IPv6. Raises DistNetworkError if the system refuses a socket otherwise.
     """
+    family = family_of(address)
     try:
-        return socket.socket(family_of(address), socket.SOCK_DGRAM)
+        return socket.socket(family, socket.SOCK_DGRAM)
     except OSError as error:
-        if error.errno == errno.EAFNOSUPPORT:
+        refused = family == socket.AF_INET6 and isinstance(error, PermissionError)
+        if refused or error.errno == errno.EAFNOSUPPORT:
             return None
         raise DistNetworkError(
             f"the system refuses a socket to find the route to {address}: {error.strerror}; "

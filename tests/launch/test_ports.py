@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import subprocess
 import sys
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 import uvloop
@@ -15,6 +18,7 @@ import uvloop
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.ports import reserve_port
 from tests.limits import scaled
+from tests.links.kernels import refuse_ipv6, remove_ipv6
 
 
 def _torch_store(port: int, use_libuv: bool):
@@ -128,3 +132,23 @@ def test_without_ipv6_the_port_is_still_reserved(monkeypatch):
     monkeypatch.setattr(socket, "has_ipv6", False)
     with reserve_port() as reservation:
         asyncio.run(_serve_and_connect(reservation.port, "127.0.0.1"))
+
+
+@pytest.mark.parametrize("without_ipv6", [remove_ipv6, refuse_ipv6])
+def test_where_the_system_refuses_ipv6_a_port_is_reserved_for_ipv4(monkeypatch, without_ipv6):
+    without_ipv6(monkeypatch)
+    with reserve_port() as reservation:
+        assert reservation.port > 0
+
+
+def test_a_process_that_may_make_no_sockets_is_told_so(monkeypatch):
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(
+        DistNetworkError, match=r"^no port can be reserved: Operation not permitted; "
+    ):
+        reserve_port()
+    with pytest.raises(DistNetworkError, match=r"^port 80 may not be used.*above 1023$"):
+        reserve_port(80)
