@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 from aiodist.completion import Pending, T
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.links.host import yield_core
 
 TURN_SECONDS = 1e-3
 """How long to poll in every turn of the loop: about the shortest pause that a loop's timers make."""
@@ -15,7 +15,7 @@ TURN_SECONDS = 1e-3
 LONGEST_PAUSE = 5e-3
 _SHARE = 8
 
-give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+give_way = yield_core
 """Offer this core to the other processes."""
 
 

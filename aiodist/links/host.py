@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 
@@ -35,11 +35,23 @@ def spare_cores(allowed: Sequence[frozenset[int]], own: frozenset[int]) -> int:
 
 
 def own_cores() -> frozenset[int]:
-    """Return the cores that this process may use."""
-    if not hasattr(os, "sched_getaffinity"):
-        return frozenset(range(os.cpu_count() or 1))
-    return frozenset(os.sched_getaffinity(0))
+    """Return the cores that this process may use: all, if the system does not tell which."""
+    if hasattr(os, "sched_getaffinity"):
+        with contextlib.suppress(OSError):  # a filter of system calls may refuse it
+            return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
+
+def _yielding() -> Callable[[], object]:
+    """Return `os.sched_yield`, or a function that does nothing if the system lacks or refuses that call."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_yield()
+        return os.sched_yield
+    return lambda: None
+
+
+yield_core: Callable[[], object] = _yielding()
+"""Offer the core of this thread to the other processes."""
 
 HOST_VARIABLE = "AIODIST_HOST_ID"
 """Overrides the name of the host where the kernel's boot id does not tell hosts apart."""

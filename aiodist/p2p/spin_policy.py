@@ -13,11 +13,11 @@ receives messages therefore hardly spins.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 from typing import Self
 
+from aiodist.links.host import yield_core
 from aiodist.p2p.core_placement import CorePlacement
 
 SHORTEST = 50e-6
@@ -65,7 +65,7 @@ LOOK_AGAIN_SECONDS = 1e-3
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
 
-_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+_yield = yield_core
 
 
 class SpinPolicy:

@@ -386,8 +386,12 @@ class HandoffLoop(asyncio.SelectorEventLoop):
         return bool(self._ready)  # type: ignore[attr-defined]
 
     def may_pause(self) -> bool:
-        """Prepare `pause`. Return False if this process has no descriptors left for that."""
-        return self._wake_pipe.open(self._selector.fileno())  # type: ignore[attr-defined]  # not in typeshed
+        """Prepare `pause`. Return False if this process has no descriptors for that.
+
+        Its selector has none if the system refuses epoll.
+        """
+        fd = getattr(self._selector, "fileno", None)  # type: ignore[attr-defined]  # not in typeshed
+        return fd is not None and self._wake_pipe.open(fd())
 
     def pause(self, seconds: float) -> None:
         """Sleep until there are events or `end_pause` is called, for at most ``seconds``."""

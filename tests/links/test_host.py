@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from aiodist.links import host
 from aiodist.links.host import have_cores, host_id, outlast, own_cores, spare_cores
 
 
@@ -68,6 +70,27 @@ def test_a_process_knows_its_cores() -> None:
     printed = subprocess.run([sys.executable, "-c", pinned], capture_output=True, text=True)
     assert printed.stdout == f"{frozenset({core})}\n"
     assert own_cores() == os.sched_getaffinity(0)
+
+
+def test_a_process_that_may_not_ask_for_its_cores_takes_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(pid: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    assert own_cores() == frozenset(range(os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS], ids=errno.errorcode.get)
+def test_a_process_that_may_not_yield_its_core_goes_on(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse() -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "sched_yield", refuse, raising=False)
+    assert host._yielding()() is None
 
 
 @pytest.fixture

@@ -713,6 +713,19 @@ def test_a_thread_without_descriptors_to_sleep_over_leaves_the_loop_to_its_threa
     assert ended.acquire(timeout=scaled(10))
 
 
+def test_a_thread_whose_selector_has_no_descriptor_leaves_the_loop_to_its_thread(
+    handoff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is where the system refuses epoll, and Python selects by poll."""
+    monkeypatch.delattr(type(handoff.loop._selector).__mro__[1], "fileno")
+    ended = locked()
+    until(handoff.acquire)
+    handoff.loop.call_later(0.01, ended.release)
+    assert not handoff.run_until(handoff.loop, ended, False)
+    handoff.resume()
+    assert ended.acquire(timeout=scaled(10))
+
+
 def test_a_loop_is_closed_once_no_thread_sleeps_in_its_selector() -> None:
     handoff, calls = LoopHandoff(), []
     loop: Any = SimpleNamespace(
