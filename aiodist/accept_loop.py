@@ -8,17 +8,18 @@ import os
 import socket
 from collections.abc import Callable
 
-from aiodist.errors import EXHAUSTED, RAISE_THE_LIMIT
+from aiodist.errors import EXHAUSTED, remedy_for
 
 ACCEPTS_A_TURN = 64
 PAUSE_SECONDS = 0.2
-"""Seconds to wait before accepting again if the system is out of descriptors or memory."""
+"""Seconds to wait before accepting again if the system lacks descriptors or memory, or refuses the call."""
 
 
 class AcceptLoop:
     """Give each connection of the listening ``sock`` to ``on_socket``, until closed. It owns ``sock``.
 
-    If no descriptor is left, it warns once, in ``logger``, and tries again after a pause.
+    If no descriptor is left, or the system refuses the call, it warns once, in ``logger``, and tries again
+    after a pause.
     `asyncio.start_server` logs a hundred tracebacks at each try.
     """
 
@@ -61,6 +62,8 @@ class AcceptLoop:
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
+        failed: OSError | None = None
+        accepted = False
         for _ in range(ACCEPTS_A_TURN):
             if self._closed:
                 return
@@ -72,8 +75,12 @@ class AcceptLoop:
                 if error.errno in EXHAUSTED:
                     self._pause(error)
                     return
-                continue  # that connection ended before it was accepted
-            self._on_socket(sock)
+                failed = error  # that connection ended before it was accepted
+            else:
+                accepted = True
+                self._on_socket(sock)
+        if failed is not None and not accepted:  # so often in a row: the system refuses the call
+            self._pause(failed)
 
     def _pause(self, error: OSError) -> None:
         # The connection stays in the backlog, so the socket stays readable. Without a pause the
@@ -85,7 +92,7 @@ class AcceptLoop:
                 self._address,
                 error.strerror,
                 PAUSE_SECONDS,
-                RAISE_THE_LIMIT,
+                remedy_for(error, "see what this process may do"),
             )
         self._loop.remove_reader(self._sock.fileno())
         self._resume = self._loop.call_later(PAUSE_SECONDS, self._watch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import socket
 import ssl
@@ -22,14 +24,22 @@ from aiodist.store.tcp_greeting import (
 )
 from aiodist.store.waiting import pauses
 
+_log = logging.getLogger("aiodist.store")
+
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _REMEDY = "see whether rank 0, or the launcher, runs there and uses this port"
+_PERMISSIONS = "see what this process may do"
 _ATTEMPT_SECONDS = 5.0
 _GREETING_SECONDS = 15.0
 _MUTE_ATTEMPTS = 5
 """Attempts in a row that are closed without data before the other side counts as a stranger.
 One attempt is not enough: the server of the last job on this port may just be closing."""
+
+_REFUSED_ATTEMPTS = 5
+"""Attempts in a row that the system refuses before a warning. A filter may begin to permit them."""
+
+_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 
 
 class _TryAgain(Exception):
@@ -53,7 +63,7 @@ async def connect(
     """Return a greeted connection. Errors as of `TcpStore.connect`; after a failure nothing is open."""
     context = None if certificates is None else certificates.client_context()
     addresses = await resolve(host, port, deadline)
-    mute = 0
+    mute = refused = 0
     for pause in pauses(longest=1.0, first=0.01):
         failures: list[_TryAgain] = []
         for address in addresses:
@@ -62,6 +72,15 @@ async def connect(
             except _TryAgain as failure:
                 failures.append(failure)
         mute = mute + 1 if any(failure.mute for failure in failures) else 0
+        causes = [failure.__cause__ for failure in failures]
+        refused = refused + 1 if all(map(_is_refusal, causes)) else 0
+        if refused == _REFUSED_ATTEMPTS:
+            _log.warning(
+                "cannot connect to the store at %s: %s; trying again (%s)",
+                show(host, port),
+                "; ".join(dict.fromkeys(map(str, failures))),
+                _PERMISSIONS,
+            )
         if mute == _MUTE_ATTEMPTS and context is not None:
             raise _no_tls(host, port, "it closes the connection, as one that trusts others does")
         if mute == _MUTE_ATTEMPTS:
@@ -69,11 +88,11 @@ async def connect(
         if once or deadline.remaining() <= pause:
             # The reason of an address that was reached says most.
             reasons = "; ".join(dict.fromkeys(str(failure) for failure in failures))
-            cause = failures[-1].__cause__
+            remedy = _PERMISSIONS if _is_refusal(causes[-1]) else _REMEDY
             raise StoreTimeoutError(
                 f"no store answered at {show(host, port)} within {deadline.timeout:g} s "
-                f"({reasons}); {remedy_for(cause, _REMEDY)}"
-            ) from cause
+                f"({reasons}); {remedy_for(causes[-1], remedy)}"
+            ) from causes[-1]
         await asyncio.sleep(pause)
     raise AssertionError("unreachable: pauses never end")
 
@@ -143,6 +162,11 @@ def _no_tls(host: str, port: int, why: str) -> DistStoreError:
         "all ranks valid certificates of one authority (AIODIST_TLS_CERT, AIODIST_TLS_KEY, "
         "AIODIST_TLS_CA), or none"
     )
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Return whether the system refuses a call that a connection takes."""
+    return isinstance(error, OSError) and error.errno in _REFUSALS
 
 
 async def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -30,6 +31,7 @@ from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, parse_address
 from aiodist.transport.unix import UnixTransport
 from tests.descriptors import no_descriptor_left
+from tests.limits import until
 
 
 def socket_pair() -> tuple[SocketConnection, socket.socket]:
@@ -393,6 +395,53 @@ async def test_out_of_descriptors_a_listener_advises_to_raise_their_limit(
 ) -> None:
     with no_descriptor_left(), pytest.raises(DistNetworkError, match=r"open files: ulimit -n$"):
         await transport.listen(lambda connection: connection.abort())
+
+
+async def test_a_listener_that_may_not_accept_waits_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accept_loop, "PAUSE_SECONDS", 0.005)
+    tries = 0
+
+    def refuse(sock: socket.socket) -> NoReturn:
+        nonlocal tries
+        tries += 1
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    transport = TcpTransport("127.0.0.1")
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await transport.listen(accepted.put_nowait)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "accept", refuse)
+        client = socket.create_connection(parse_address(listener.address))
+        await until(lambda: tries >= 3 * accept_loop.ACCEPTS_A_TURN)
+        assert accepted.empty()
+    (await accepted.get()).abort()
+    assert len(caplog.records) == 1
+    assert "Operation not permitted; trying again every" in caplog.text
+    client.close()
+    await listener.close()
+
+
+async def test_a_listener_accepts_behind_a_connection_that_has_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, failures = socket.socket.accept, [ConnectionAbortedError(errno.ECONNABORTED, "")]
+
+    def accepting(sock: socket.socket) -> tuple[socket.socket, Any]:
+        if failures:
+            raise failures.pop()
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", accepting)
+    transport = TcpTransport("127.0.0.1")
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await transport.listen(accepted.put_nowait)
+    client = socket.create_connection(parse_address(listener.address))
+    (await accepted.get()).abort()
+    assert not caplog.records
+    client.close()
+    await listener.close()
 
 
 async def test_an_on_accept_that_raises_costs_its_connection_only() -> None:
