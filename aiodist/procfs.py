@@ -12,7 +12,7 @@ def stat_fields(pid: int | str) -> list[str]:
     Raises OSError for a process that has ended, and on systems without /proc.
     """
     # "pid (name) state ...": the name may hold spaces and parentheses, and end in half a character.
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return text.rpartition(")")[2].split()
 
 
@@ -22,7 +22,7 @@ def boot_and_namespace(kind: str) -> str:
     Without /proc it is the host's name.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"
     except OSError:
         return socket.gethostname()

@@ -95,7 +95,8 @@ def _commands() -> TextIO:
         with suppress(OSError):
             found = os.open(path, os.O_RDONLY | os.O_NOCTTY)
             if os.isatty(found):
-                return open(found)
+                encoding = "utf-8" if sys.flags.utf8_mode else "locale"  # as that of stdin
+                return open(found, encoding=encoding)
             os.close(found)
     raise InvalidUsageError(
         "breakpoint() found no commands to read: stdin is the null device, and there is no "

@@ -45,7 +45,13 @@ def _likely_gpus() -> int:
 def _gpus() -> int:
     """Return how many devices torch sees. Another process imports torch, which would stay in this one."""
     code = "import torch; print(torch.cuda.device_count())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        encoding="utf-8",
+        errors="backslashreplace",
+        check=False,
+    )
     if done.returncode != 0:
         raise InvalidUsageError(
             "torch cannot be asked for its GPUs: " + done.stderr.strip().rpartition("\n")[2]

@@ -66,7 +66,7 @@ def host_id() -> str:
         return name
     path = Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     return f"{socket.gethostname()}-{os.name}"
 
 

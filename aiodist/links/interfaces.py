@@ -58,7 +58,7 @@ def list_interfaces() -> list[Interface]:
     if sys.platform != "linux":
         return []
     names = [name for _, name in socket.if_nameindex()]
-    v6 = _ipv6_addresses(_IF_INET6.read_text() if _IF_INET6.exists() else "")
+    v6 = _ipv6_addresses(_IF_INET6.read_text(encoding="utf-8") if _IF_INET6.exists() else "")
     found: list[Interface] = []
     for name in names:
         v4 = _ipv4_address(name)

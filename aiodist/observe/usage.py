@@ -136,7 +136,7 @@ def memory_of_process() -> tuple[int, int]:
     scale = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except (OSError, IndexError, ValueError):
         return 0, peak
     now = pages * os.sysconf("SC_PAGE_SIZE")

@@ -176,7 +176,7 @@ def _configured_socket(environ: Mapping[str, str]) -> str:
     """Return the socket that Slurm's configuration names, or an empty text."""
     for place in filter(None, (environ.get("SLURM_CONF"), *_CONFIGURATIONS)):
         try:
-            text = Path(place).read_text(errors="replace")
+            text = Path(place).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         found = _SOCKET.search(text)

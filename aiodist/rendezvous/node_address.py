@@ -57,7 +57,8 @@ def _of_scontrol(name: str, environ: Mapping[str, str], seconds: float) -> str:
             [program, "--oneliner", "show", "node", name],
             env=dict(environ),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # comments in other fields may have any bytes
             timeout=seconds,
             check=False,
         )

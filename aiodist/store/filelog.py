@@ -102,7 +102,7 @@ class FileLog:
         """Return the processes of this host that hold the lock, as Linux lists them; else an empty set."""
         inode = str(os.fstat(self._fd).st_ino)
         found: set[int] = set()
-        with suppress(OSError), open("/proc/locks") as locks:
+        with suppress(OSError), open("/proc/locks", encoding="utf-8") as locks:
             for line in locks:
                 fields = line.split()  # number, kind, ADVISORY, mode, process, device:inode, range
                 if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
