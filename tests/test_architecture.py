@@ -24,7 +24,10 @@ MAX_LINES = 600
 LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (
         frozenset(
-            {"errors", "types", "deadline", "completion", "alignment", "copying", "turning_timer"}
+            {
+                *("errors", "types", "deadline", "completion", "alignment", "copying"),
+                *("turning_timer", "unpicklable"),
+            }
         ),
     ),
     (

@@ -11,12 +11,13 @@ from aiodist.deadline import Deadline
 from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+from aiodist.unpicklable import Unpicklable
 
 Start = Callable[[Any, float | None], CompletedRecord | Work[Any]]
 """Starts an operation within a timeout, as `CollectiveBackend.start`."""
 
 
-class ObjectStream(ABC):
+class ObjectStream(Unpicklable, ABC):
     """One rank's end of a stream of objects, as `aiodist.open_stream` returns it.
 
     ``async with`` closes it. ``await stream.send(x)`` sends, ``async for x in stream`` receives

@@ -550,5 +550,8 @@ class NonGroupMember:
     def __repr__(self) -> str:
         return "<not a member of this group>"
 
+    def __reduce__(self) -> str:
+        return "NON_GROUP_MEMBER"  # a copy is the object itself, with which programs compare
+
 
 NON_GROUP_MEMBER = NonGroupMember()

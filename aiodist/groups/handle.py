@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
+from aiodist.unpicklable import Unpicklable
 
 
-class GroupHandle:
+class GroupHandle(Unpicklable):
     """The public side of a group. `aiodist.ProcessGroup` adds the operations.
 
     The engine behind it, with all that carries operations out, is `_engine`.

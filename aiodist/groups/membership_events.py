@@ -9,6 +9,7 @@ from typing import Literal
 from weakref import WeakSet
 
 from aiodist.errors import PeerLostError
+from aiodist.unpicklable import Unpicklable
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class MembershipEvent:
     error: PeerLostError | None = None
 
 
-class MembershipEvents:
+class MembershipEvents(Unpicklable):
     """The events from the moment it was made: ``async for event in membership``.
 
     It is exhausted after the process group was destroyed. Several tasks may iterate: each event goes

@@ -9,12 +9,13 @@ from aiodist.groups.collective_backend import Start
 from aiodist.groups.deferred import start_anywhere
 from aiodist.groups.operation import Collective
 from aiodist.groups.work import Work
+from aiodist.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
     from aiodist.groups.group_engine import GroupEngine
 
 
-class PersistentCollective:
+class PersistentCollective(Unpicklable):
     """A collective on fixed tensors: each `start` runs it on what they hold then.
 
     It is made by `all_reduce_init` and the like, and holds its tensors. Their dtype, shape and strides

@@ -23,6 +23,7 @@ from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.work_future import WorkFuture
 from aiodist.observe.recorder import CompletedRecord, Record, name_of_operation, opened
 from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
+from aiodist.unpicklable import Unpicklable
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
 _running_loop = asyncio._get_running_loop
@@ -68,7 +69,7 @@ class OperationContext(Protocol):
         """Find out which ranks are missing, then ``fail`` with CollectiveTimeoutError: time is up."""
 
 
-class Work(Coroutine[Any, Any, T]):
+class Work(Unpicklable, Coroutine[Any, Any, T]):
     """An operation that has started. ``await work`` gives what a blocking call would return.
 
     It is a coroutine to asyncio: ``create_task``, ``gather``, ``wait_for``, ``as_completed`` and

@@ -23,6 +23,7 @@ from aiodist.rank_processes import worker
 from aiodist.rank_processes.control import FrameKind, pickler
 from aiodist.rank_processes.rank_process import Answer, Output, RankProcess
 from aiodist.rank_processes.ranks_error import InterruptedCallError, ranks_error
+from aiodist.unpicklable import Unpicklable
 
 ADDRESS = "127.0.0.1"
 
@@ -37,7 +38,7 @@ _END_SECONDS = 5.0
 """How long ranks may take to end a call that was interrupted, and to end themselves."""
 
 
-class Cluster:
+class Cluster(Unpicklable):
     """Ranks 0 to ``n`` - 1, each a process on this host, with an initialised default group.
 
     An async context manager: the processes live from its begin to its end. They end by themselves if

@@ -30,6 +30,7 @@ from aiodist.service.handlers import Handler, call_async, check_handler, check_o
 from aiodist.service.leading import Leader
 from aiodist.service.requests import Admission, Request, RequestQueue
 from aiodist.store.waiting import pauses
+from aiodist.unpicklable import Unpicklable
 
 Worker = Callable[[], Awaitable[Handler]]
 
@@ -42,7 +43,7 @@ _LONGEST_PAUSE = 0.1
 """Seconds between two looks at the store for newcomers."""
 
 
-class Service:
+class Service(Unpicklable):
     """One rank's part of a service. `serving` makes it."""
 
     def __init__(self, worker: Worker, batching: tuple[int, float], store: Any, tag: int) -> None:

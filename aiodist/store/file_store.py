@@ -24,6 +24,7 @@ from aiodist.store.base_store import (
 from aiodist.store.filelog import FileLog
 from aiodist.store.participants import Participant, check_admission, neighbours
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
+from aiodist.unpicklable import Unpicklable
 
 _log = logging.getLogger("aiodist.store")
 T = TypeVar("T")
@@ -35,7 +36,7 @@ _LOOK_SECONDS = 0.2
 """Interval at which a waiting handle checks for dead participants that left a will."""
 
 
-class FileStore(Store):
+class FileStore(Unpicklable, Store):
     """A handle on the store in a file. Make it with `open`.
 
     Writers append under a file lock. Readers poll with growing pauses of at most 20 ms. No call

@@ -9,9 +9,10 @@ from aiodist.deadline import Deadline
 from aiodist.store.base_store import Store, list_of_keys, text_key, whole_amount
 from aiodist.store.table import KeyTable
 from aiodist.store.waiting import check_value, limit, timed_out
+from aiodist.unpicklable import Unpicklable
 
 
-class MemoryStore(Store):
+class MemoryStore(Unpicklable, Store):
     """A store that all ranks of one loop hold in common. Waiters are futures; nothing is polled.
 
     A handle holds no resources, so ``close`` does nothing: the other ranks go on using it.

@@ -23,6 +23,7 @@ from aiodist.store.tcp_connect import Stream, connect
 from aiodist.store.tcp_greeting import Learn
 from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message
 from aiodist.store.waiting import check_value, closed, limit, timed_out
+from aiodist.unpicklable import Unpicklable
 
 CALL_SECONDS = 300.0
 _CANCEL_SECONDS = 5.0
@@ -31,7 +32,7 @@ _Reply = tuple[bool, Any]
 """Whether the call succeeded, and its value or its error (a text if the server sent it)."""
 
 
-class TcpStore(Store):
+class TcpStore(Unpicklable, Store):
     """A connection to a `TcpStoreServer`. Make it with `connect`.
 
     Calls are pipelined: many can be in progress at once. Waiting happens in the server. When the

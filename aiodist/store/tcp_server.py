@@ -21,6 +21,7 @@ from aiodist.store.tcp_greeting import Seal, StrangerError, answer_client, await
 from aiodist.store.tcp_requests import Client
 from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, close_stream, read_message
 from aiodist.turning_timer import turning_timeout
+from aiodist.unpicklable import Unpicklable
 
 _log = logging.getLogger("aiodist.store")
 
@@ -41,7 +42,7 @@ _MAX_LOGGED = 16
 """Lines about clients that were turned away, so that repeated connections do not fill the disk."""
 
 
-class TcpStoreServer:
+class TcpStoreServer(Unpicklable):
     """Serve a store at ``host``:``port`` until closed. Make it with `start`.
 
     A client must greet as an aiodist client that knows the job's secret. Others are refused with

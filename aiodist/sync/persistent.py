@@ -12,11 +12,12 @@ from aiodist.groups import persistent_collective
 from aiodist.groups.work import Work
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.portal import portal
+from aiodist.unpicklable import Unpicklable
 
 P = ParamSpec("P")
 
 
-class PersistentCollective:
+class PersistentCollective(Unpicklable):
     """A collective on fixed tensors: each ``plan.start().wait()`` runs it on what they hold then.
 
     It is made by `all_reduce_init` and the like, and holds its tensors. Their dtype, shape and strides

@@ -23,6 +23,7 @@ from aiodist.store import Store as AsyncStore
 from aiodist.store.base_store import STORE_TIMEOUT
 from aiodist.sync.loop_handoff import LINGER, LONGEST_LINGER
 from aiodist.sync.portal import Portal, portal
+from aiodist.unpicklable import Unpicklable
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ _CLOSED = "this store was closed; make a new one"
 _INHERITED = "this store belongs to the process that this one was forked from; make a new one here"
 
 
-class Store:
+class Store(Unpicklable):
     """What all stores of the blocking API can do. Any thread may call; a call blocks its thread."""
 
     def __init__(self, inner: AsyncStore, timeout: timedelta, owner: Portal) -> None:
