@@ -26,7 +26,10 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 def helper_command(name: str) -> list[str]:
     """Return the command of a program of this folder. It starts quickly, and ignores PYTHON* variables."""
-    return [sys.executable, "-I", "-S", str(_HERE / name)]
+    path = _HERE / name
+    if not path.exists():  # an installation of compiled files alone
+        path = path.with_suffix(".pyc")
+    return [sys.executable, "-I", "-S", str(path)]
 
 
 class Watchdog:

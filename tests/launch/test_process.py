@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import select
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from aiodist.launch import JobSpec, Launcher, output, run_job, supervisor
+from aiodist.launch import JobSpec, Launcher, output, process, run_job, supervisor
 from aiodist.launch.process import UNKNOWN, RankProcess, Watchdog
 from aiodist.launch.watchdog import surviving
 from tests.limits import scaled
@@ -23,6 +25,22 @@ def start(*command: str) -> RankProcess:
     return RankProcess(
         command, os.environ, rank=0, local_rank=0, stdin=null, stdout=null, stderr=null
     )
+
+
+def test_ranks_start_where_only_compiled_files_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("child", "watchdog"):
+        source = Path(process.__file__).with_name(f"{name}.py")
+        py_compile.compile(str(source), str(tmp_path / f"{name}.pyc"), doraise=True)
+    monkeypatch.setattr(process, "_HERE", tmp_path)
+    with Watchdog() as watchdog:
+        rank, killed = start("true"), start("sleep", "60")
+        watchdog.announce(killed.pid)
+    assert rank.popen.wait() == 0
+    assert killed.popen.wait() == -signal.SIGKILL
+    rank.close()
+    killed.close()
 
 
 def test_the_watchdog_kills_announced_processes_that_were_not_withdrawn():
