@@ -1,4 +1,4 @@
-"""What Linux tells in /proc about a process, and about this boot."""
+"""What the system tells about a process, this boot and this host; most of it stands in /proc."""
 
 from __future__ import annotations
 
@@ -25,4 +25,9 @@ def boot_and_namespace(kind: str) -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"
     except OSError:
-        return socket.gethostname()
+        return host_name()
+
+
+def host_name() -> str:
+    """Return the name of this host as text for messages: each byte of it that is not UTF-8 is a "?"."""
+    return socket.gethostname().encode(errors="replace").decode()

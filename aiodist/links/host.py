@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+
+from aiodist.procfs import host_name
 
 
 def have_cores(allowed: Collection[frozenset[int]]) -> bool:
@@ -67,7 +68,7 @@ def host_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8").strip()
-    return f"{socket.gethostname()}-{os.name}"
+    return f"{host_name()}-{os.name}"
 
 
 async def outlast(pids: Iterable[int], seconds: float) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import os
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -28,6 +27,7 @@ from aiodist.p2p.outbox import Send
 from aiodist.p2p.peer import Peer, PeerLink
 from aiodist.p2p.shm_progress import ShmProgress
 from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.procfs import host_name
 from aiodist.shm.shared_memory import SharedMemory
 from aiodist.transport.base_transport import Connection, Listener, Transport
 from aiodist.transport.pending_handshakes import PendingHandshakes
@@ -115,7 +115,7 @@ class Endpoint:
             self._listeners.append(await transport.listen(self._accept))
         self.rank_info = RankInfo(
             self.rank,
-            socket.gethostname(),
+            host_name(),
             self._host_id,
             os.getpid(),
             tuple(listener.address for listener in self._listeners),

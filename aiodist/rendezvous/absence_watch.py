@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +25,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistError, PeerLostError, StoreTimeoutError, name_of
 from aiodist.links.loop_thread import LoopThread
 from aiodist.liveness.heartbeat_deadlines import HeartbeatDeadlines
+from aiodist.procfs import host_name
 from aiodist.store import FileStore, PrefixStore, Store, TcpStore, TcpStoreServer
 from aiodist.store.participants import Participant
 from aiodist.wire.failures import decode_error, encode_error
@@ -187,7 +187,7 @@ class AbsenceWatch:
         calling = asyncio.ensure_future(self._check_arrivals(store))
         self._store = opened
         try:
-            me = msgpack.packb([socket.gethostname(), os.getpid()])
+            me = msgpack.packb([host_name(), os.getpid()])
             await store.set(_who(self._rank), me)
             while True:
                 await store.add(_beat(self._rank), 1)
@@ -280,7 +280,7 @@ class AbsenceWatch:
         for holder in opened.lock_holders():
             if holder.rank is not None and holder.rank != self._rank:
                 self._holding[holder.rank] = held.get(holder.rank, 0) + 1
-                self._known[holder.rank] = [socket.gethostname(), holder.pid]
+                self._known[holder.rank] = [host_name(), holder.pid]
         for rank, checks in self._holding.items():
             if checks >= BEATS // 2:
                 return self.loss_of(rank, holds_lock=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from aiodist.deadline import Deadline
@@ -28,6 +27,7 @@ from aiodist.errors import (
     name_of,
 )
 from aiodist.links.losses import own_loss
+from aiodist.procfs import host_name
 from aiodist.rendezvous.absence_watch import LAST, AbsenceWatch, describe_absent
 from aiodist.rendezvous.meeting_stores import MeetingStore
 from aiodist.store import Store, TcpStore, absent_ranks, first_of, is_waiting
@@ -240,7 +240,7 @@ class Attendance:
         self._gave_up = True
         told: DistError
         if isinstance(error, StoreTimeoutError):
-            me = name_of(self._rank, socket.gethostname(), os.getpid())
+            me = name_of(self._rank, host_name(), os.getpid())
             told = StoreTimeoutError(f"{me} gave up: {error.message}", **error.fields)
         else:
             why = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
@@ -261,7 +261,7 @@ def will_of(rank: int) -> tuple[str, bytes]:
 
 def _lost(rank: int, why: str) -> PeerLostError:
     """Return the loss of this process, which is ``rank``."""
-    host, pid = socket.gethostname(), os.getpid()
+    host, pid = host_name(), os.getpid()
     text = f"{name_of(rank, host, pid)} {why}"
     return PeerLostError(text, rank=rank, host=host, pid=pid, last=LAST)
 

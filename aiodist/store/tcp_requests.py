@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
 from aiodist.errors import DistStoreError
+from aiodist.procfs import host_name
 from aiodist.store.table import KeyTable, Watch
 from aiodist.store.tcp_wire import FAREWELL, pack
 
@@ -93,7 +93,7 @@ class Client:
     def _bequeath(self, key: str, value: bytes) -> list[Any]:
         if not self._dismissed:
             self._wills[key] = value
-        return [socket.gethostname(), os.getpid()]
+        return [host_name(), os.getpid()]
 
     def _renounce(self, key: str) -> None:
         self._wills.pop(key, None)

@@ -96,6 +96,15 @@ async def test_environment(port: int) -> None:
     await close(ranks)
 
 
+async def test_ranks_meet_on_a_host_whose_name_is_no_utf_8(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(b"h\xf6st"))
+    ranks = await all_meet(2, f"tcp://127.0.0.1:{port}")
+    await check_shared_store(ranks)
+    await close(ranks)
+
+
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 async def test_ipv6() -> None:
     with socket.socket(socket.AF_INET6) as keeper:
