@@ -28,14 +28,20 @@ def refuses(obj: object) -> None:
             means(obj)
 
 
-async def test_groups_and_works_refuse() -> None:
+async def test_works_refuse_and_a_copy_of_a_group_is_the_group() -> None:
     async def on_rank(rank: int) -> None:
         group = aiodist.group.WORLD
         assert group is not None
         work = group.all_reduce(np.ones(2))
         stream = group.open_stream(1 - rank)
-        for obj in (group, work, stream, aiodist.barrier_init(), aiodist.membership()):
+        for obj in (work, stream, aiodist.barrier_init(), aiodist.membership()):
             refuses(obj)
+        assert copy.copy(group) is group
+        assert copy.deepcopy({"group": group})["group"] is group
+        with pytest.raises(
+            TypeError, match=r"^cannot copy or pickle a ProcessGroup: it belongs to"
+        ):
+            pickle.dumps(group)
         await work
         await stream.close()
 

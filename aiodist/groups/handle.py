@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Self
 
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.unpicklable import Unpicklable
@@ -19,6 +20,14 @@ class GroupHandle(Unpicklable):
     def __init__(self, engine: GroupEngine) -> None:
         """``engine``: carries the group's operations out. Each has one handle."""
         self._engine = engine
+
+    def __copy__(self) -> Self:
+        """Return this handle: the copy of a module that holds a group uses the same one."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return this handle, as `__copy__` does."""
+        return self
 
     # -- numbers
 

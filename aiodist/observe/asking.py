@@ -56,7 +56,8 @@ def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
     if table is None:
         if not _TABLE.exists():
             raise InvalidUsageError(f"running jobs are found by {_TABLE}, which this system lacks")
-        table = _TABLE.read_text(errors="replace")  # others give their sockets any bytes as a name
+        # Other programs give their sockets any bytes as a name.
+        table = _TABLE.read_text(encoding="utf-8", errors="replace")
     found: dict[str, dict[int, Place]] = {}
     for line in table.splitlines():
         match = _NAME.search(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from aiodist.training.compression import Compression, check_compression
 from aiodist.training.parameters import arrange, check_tensors
 from aiodist.training.rows import Attendance, BufferRow, Row
 from aiodist.types import RedOpType, ReduceOp
+
+log = logging.getLogger("aiodist")
 
 BUCKET_BYTES = 4 << 20
 
@@ -201,8 +204,13 @@ class Reducer(ABC):
                 self._is_synchronized = False
                 return
             if bucket.launched:
-                # `synchronize` raises, and ends the step on all ranks.
-                self._has_extra_gradient = True
+                # `synchronize` raises, and ends the step on all ranks. A program may have forgotten it.
+                if not self._has_extra_gradient:
+                    self._has_extra_gradient = True
+                    log.warning(
+                        "backward() ran again before synchronize(), so the ranks' gradients differ: call "
+                        "synchronize() after backward(), and await what it returns in the async API"
+                    )
                 return
             self._is_synchronized = False
             if bucket.passed(index) < self.backward_passes_per_step:

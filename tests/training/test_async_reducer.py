@@ -259,6 +259,29 @@ async def test_a_second_backward_before_synchronize_is_refused() -> None:
     await run_ranks(2, one)
 
 
+async def test_a_program_that_forgets_synchronize_is_warned_once_a_rank(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def one(rank: int) -> None:
+        model = fresh()
+        reducer = GradientReducer(model.parameters())
+        for _ in range(4):
+            model.zero_grad()
+            loss_of(model, parts(rank, 2)[0], extra=True).backward()
+        with pytest.raises(InvalidUsageError, match="under no_sync"):
+            await reducer.synchronize()
+        model.zero_grad()
+        loss_of(model, parts(rank, 2)[0], extra=True).backward()
+        await reducer.synchronize()
+
+    await run_ranks(2, one)
+    said = [
+        record.getMessage() for record in caplog.records if "synchronize()" in record.getMessage()
+    ]
+    assert len(said) == 2
+    assert all(each.startswith("backward() ran again before synchronize()") for each in said)
+
+
 async def test_a_second_reducer_of_a_parameter_is_refused_until_the_first_one_is_closed() -> None:
     async def one(rank: int) -> None:
         model = fresh()
