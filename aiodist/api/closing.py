@@ -65,6 +65,11 @@ async def abort_process_group(group: Group | None = None) -> None:
     Args:
         group: The group to close. None or the default group closes all.
     """
+    await abort_because("", group)
+
+
+async def abort_because(why: str, group: Group | None = None) -> None:
+    """Do as `abort_process_group`. The errors on the other ranks say ``why``."""
     world, chosen = _chosen(group)
     if chosen is None:
         return
@@ -74,7 +79,7 @@ async def abort_process_group(group: Group | None = None) -> None:
     try:
         with contextlib.ExitStack() as stack:  # each is aborted, whatever comes before
             for each in reversed(aborted):
-                stack.callback(each.abort)
+                stack.callback(each.abort, why)
     finally:
         if chosen is world.default:
             await _close_aborted(world)

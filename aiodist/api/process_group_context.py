@@ -6,9 +6,10 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
+from traceback import format_exception_only
 from typing import Any, ParamSpec
 
-from aiodist.api.closing import abort_process_group, destroy_process_group
+from aiodist.api.closing import abort_because, destroy_process_group
 from aiodist.api.lifecycle import init_process_group
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.groups.world import current_world
@@ -28,9 +29,9 @@ def _around(
         world = current_world()
         try:
             yield handle_of(world.default_group())
-        except BaseException:
+        except BaseException as error:
             if world.is_initialized:
-                await abort_process_group()
+                await abort_because(format_exception_only(error)[0].strip())
             raise
         if world.is_initialized:  # the block may have destroyed it
             await destroy_process_group()
@@ -57,7 +58,7 @@ _DOC = """Meet the other ranks, and destroy all groups at the end of the block.
     ``group`` is the default group. At the end of the block it does as `destroy_process_group`. If
     the block raises, or is cancelled, it does as `abort_process_group`: the other ranks do not wait
     for this one. Their operations raise GroupRevokedError or CollectiveCancelledError, which name
-    this rank.
+    this rank and the error that ended the block.
     """
 
 process_group = _around(init_process_group)

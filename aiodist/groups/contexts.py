@@ -59,6 +59,7 @@ class CollectiveGroup(MessagingGroup, Protocol):
 
     rank: int
     size: int
+    why_aborted: str
 
     @property
     def has_ended(self) -> bool: ...
@@ -346,7 +347,7 @@ class CollectiveContext(OperationContext):
         here, fields = self._ranks[self.rank], self._error_fields()
         if isinstance(error, GroupClosedError):
             text = f"rank {here} destroyed or aborted the group during {self.describe()}"
-            return CollectiveCancelledError(text, **fields)
+            return CollectiveCancelledError(text + self._group.why_aborted, **fields)
         if isinstance(error, CollectiveError):
             return error
         if isinstance(error, asyncio.CancelledError):

@@ -97,6 +97,8 @@ class GroupLifecycle(ABC):
         """The group and the number of the collective that has made it, where one has."""
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None
+        self.why_aborted = ""
+        """What ended it on this rank, in parentheses behind a space; empty if that is not known."""
         self.is_broken = False
         """Whether a collective failed that the backend cannot take back."""
         self._revoked = False
@@ -181,15 +183,16 @@ class GroupLifecycle(ABC):
         error = GroupRevokedError(text, group=self.group_name, rank=here)
         self._in_loop(partial(self._revoke, error, heard=False))
 
-    def abort(self) -> None:
-        """End the group now, without flushing: `GroupHandle.abort`."""
-        self._in_loop(self._abort)
+    def abort(self, why: str = "") -> None:
+        """End the group now, without flushing: `GroupHandle.abort`. Errors on all ranks say ``why``."""
+        self._in_loop(partial(self._abort, why))
 
-    def _abort(self) -> None:
+    def _abort(self, why: str) -> None:
         if isinstance(self._error, GroupClosedError):
             return
         here = self.global_rank
-        text = f"rank {here} aborted group {self.group_name!r}"
+        self.why_aborted = f" ({why})" if why else ""
+        text = f"rank {here} aborted group {self.group_name!r}{self.why_aborted}"
         self.close(GroupClosedError(f"{text}; make a new one", group=self.group_name, rank=here))
         told = f"{text}; shrink() gives a group to go on with"
         self._revoke(GroupRevokedError(told, group=self.group_name, rank=here), heard=False)

@@ -138,6 +138,33 @@ async def test_a_block_that_raises_frees_the_other_ranks() -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("is_in_it", [False, True])
+async def test_the_other_ranks_hear_which_error_ended_a_block(is_in_it: bool) -> None:
+    """Ranks 0 and 1 are in an all_reduce, which rank 2 has started, too, or not."""
+
+    async def main(rank: int, store: dist.Store) -> None:
+        async with dist.process_group(store=store, rank=rank, world_size=4) as group:
+            await group.barrier()
+            if rank == 2:
+                if is_in_it:
+                    unfinished.append(asyncio.ensure_future(group.all_reduce(np.ones(1))))
+                await asyncio.sleep(0.05)
+                raise ValueError("batch 17 is empty")
+            await (group.recv(np.zeros(1), 2) if rank == 3 else group.all_reduce(np.ones(1)))
+
+    unfinished: list[asyncio.Future[None]] = []
+    first, second, own, _ = await ranks_of(4, main)
+    for each in unfinished:
+        assert isinstance(each.exception(), dist.GroupClosedError)
+    assert isinstance(own, ValueError)
+    for freed in (first, second):
+        assert isinstance(
+            freed, dist.CollectiveCancelledError if is_in_it else dist.GroupRevokedError
+        )
+        assert freed.rank == 2
+        assert "(ValueError: batch 17 is empty)" in str(freed)
+
+
 async def test_a_block_that_is_cancelled_as_it_ends_leaves_nothing_open() -> None:
     in_block = asyncio.Event()
     blocks: list[asyncio.Future[None]] = []
