@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import os
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter, sleep
 
@@ -348,7 +349,11 @@ def what_is_open() -> tuple[int, int]:
 
 def names_of_descriptors() -> set[str]:
     """What the descriptors refer to: a failure shows those that are new."""
-    return {os.readlink(entry) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry)}
+    names = set()
+    for entry in os.scandir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # another thread may have closed it by now
+            names.add(os.readlink(entry))
+    return names
 
 
 def part_dropped(rank: int, size: int) -> None:
