@@ -74,7 +74,7 @@ class UnixTransport(Transport):
         except OSError as error:
             raise DistNetworkError(
                 f"cannot listen on a Unix socket: {error.strerror or error}; "
-                + remedy_for(error, "use the tcp transport instead (AIODIST_TRANSPORT=tcp)")
+                + remedy_for(error, "use the tcp transport (AIODIST_TRANSPORT=tcp)")
             ) from error
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
@@ -110,7 +110,9 @@ class UnixTransport(Transport):
 
 def _new_socket() -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
-        raise DistNetworkError("this system has no Unix sockets; use the tcp transport instead (AIODIST_TRANSPORT=tcp)")
+        raise DistNetworkError(
+            "this system has no Unix sockets; use the tcp transport (AIODIST_TRANSPORT=tcp)"
+        )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     return sock
