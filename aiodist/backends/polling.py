@@ -15,9 +15,6 @@ TURN_SECONDS = 1e-3
 LONGEST_PAUSE = 5e-3
 _SHARE = 8
 
-give_way = yield_core
-"""Offer this core to the other processes."""
-
 
 class Poll:
     """Poll ``is_over()`` from the loop until it returns True, then call ``done(None)``.
@@ -50,7 +47,7 @@ class Poll:
             return
         passed = self._loop.time() - self._started
         if passed < TURN_SECONDS:
-            give_way()
+            yield_core()
             self._loop.call_soon(self)
         else:
             self._loop.call_later(min(passed / _SHARE, LONGEST_PAUSE), self)

@@ -65,8 +65,6 @@ LOOK_AGAIN_SECONDS = 1e-3
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
 
-_yield = yield_core
-
 
 class SpinPolicy:
     """The spin policy of one rank.
@@ -135,7 +133,7 @@ class SpinPolicy:
         if self.crowded and times >= _YIELDS:
             sleep(_MOMENT)
         else:
-            _yield()
+            yield_core()
 
     def note_progress(self) -> None:
         """Record that a message, or a part of one, has come or gone; more may follow."""
@@ -234,7 +232,7 @@ class SpinPolicy:
         self._turning = False  # first: a signal's handler may raise in here
         if self._waiting and not self.lent and (now := perf_counter()) < self._until:
             self.neighbours.move_to_idle_core(now)
-            _yield()
+            yield_core()
             self._turning = True
             self._call_soon(self._turn)
 

@@ -129,7 +129,7 @@ async def test_keeps_the_loop_awake_while_a_caller_waits(monkeypatch) -> None:
         turns += 1
         clock.now += LONGEST / 10
 
-    monkeypatch.setattr(module, "_yield", turn)
+    monkeypatch.setattr(module, "yield_core", turn)
     spin_policy.begin()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -157,7 +157,7 @@ def test_a_rank_that_a_signals_handler_strikes_as_it_spins_spins_in_its_next_wai
     spin_policy.begin()
     (turn,) = scheduled
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_yield", strike)
+        patch.setattr(module, "yield_core", strike)
         with pytest.raises(KeyError):
             turn()
     spin_policy.end()
@@ -167,7 +167,7 @@ def test_a_rank_that_a_signals_handler_strikes_as_it_spins_spins_in_its_next_wai
 
 async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
     spin_policy, _ = make(monkeypatch, active=False)
-    monkeypatch.setattr(module, "_yield", lambda: 1 / 0)
+    monkeypatch.setattr(module, "yield_core", lambda: 1 / 0)
     spin_policy.begin()
     spin_policy.note_progress()
     for _ in range(10):
@@ -178,7 +178,7 @@ async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
 def test_where_ranks_share_cores_polling_yields_and_finally_sleeps(monkeypatch) -> None:
     yields: list[None] = []
     sleeps: list[float] = []
-    monkeypatch.setattr(module, "_yield", lambda: yields.append(None))
+    monkeypatch.setattr(module, "yield_core", lambda: yields.append(None))
     monkeypatch.setattr(module, "sleep", sleeps.append)
     spin_policy = SpinPolicy(lambda _: None)
     for times in range(100):

@@ -12,8 +12,8 @@ from asyncio import AbstractEventLoop, Handle
 from time import perf_counter
 
 from aiodist.backends.mpi.library import Mpi, translated
-from aiodist.backends.polling import give_way
 from aiodist.completion import Pending
+from aiodist.links.host import yield_core
 from aiodist.p2p.spin_policy import SpinPolicy
 
 ATTENTIVE = 1e-3
@@ -148,7 +148,7 @@ class Poller:
         idle = perf_counter() - self._since
         if idle < self._attentive:
             if not self._spin_policy.active:
-                give_way()  # to the ranks that share this one's core
+                yield_core()  # to the ranks that share this one's core
             self._sleeping = False
             self._handle = self._loop.call_soon(self._ask)
         else:
