@@ -23,7 +23,7 @@ class LossSuspicion:
     def __init__(self, bytes_heard: Callable[[], int], verdict: Callable[[], None]) -> None:
         """Start to watch. ``bytes_heard()`` returns how many bytes have come on all streams of the rank."""
         self._bytes_heard = bytes_heard
-        self._verdict = verdict
+        self.verdict = verdict
         self._wait()
 
     def cancel(self) -> None:
@@ -37,7 +37,7 @@ class LossSuspicion:
         if self._bytes_heard() != self._heard:
             self._wait()
         else:
-            self._verdict()
+            self.verdict()
 
 
 class ClosingStreams:

@@ -445,8 +445,11 @@ class Endpoint:
                 peer.doubt = LossSuspicion(
                     lambda: peer.bytes_heard, partial(self._lost, peer, error)
                 )
-            return
-        self._lost(peer, error)
+        elif peer.doubt is not None and not isinstance(error, ProtocolError):
+            # The stream that ended first says why: the peer may have ended this one for that.
+            peer.doubt.verdict()
+        else:
+            self._lost(peer, error)
 
     def _watch(self, peer: Peer) -> None:
         if not peer.links and peer.watch is None:

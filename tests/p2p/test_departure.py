@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.errors import PeerLostError, ProtocolError
+from aiodist.errors import DistNetworkError, PeerLostError, ProtocolError
 from aiodist.links import closing_streams
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p import endpoint as endpoint_module
@@ -23,7 +23,7 @@ from aiodist.testing.check_transport import turns
 from aiodist.transport.base_transport import Connection, OnAccept
 from aiodist.transport.inproc import InprocHub, InprocListener, InprocTransport
 from aiodist.transport.tcp import TcpTransport
-from aiodist.wire.frames import Key
+from aiodist.wire.frames import FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
 from tests.limits import until
 
@@ -303,6 +303,30 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
     cut.abort()
     await until(lambda: met.events.lost == [(1, False)])
     await until(lambda: far.ended)
+    await met.endpoint.close()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_the_stream_that_ends_first_says_why(
+    monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """Rank 1 ends its second stream because this rank has lost the first, or breaks the protocol there."""
+    monkeypatch.setattr(closing_streams, "QUIET_SECONDS", 1e6)
+    met = Met()
+    await met.open()
+    first, second = met.endpoint.peer(1).links
+    first.lost(DistNetworkError("the system refuses to send"))  # type: ignore[attr-defined]
+    assert met.events.lost == []
+    _, stream = met.streams[1]
+    stream.send([encode(FrameType.WANT, (1, 99, 0), id=1)])
+    await until(lambda: second.carries)  # type: ignore[attr-defined]
+    if breaks:
+        stream.send([bytes([255]) * 64])
+    else:
+        stream.abort()
+    await until(lambda: met.events.lost == [(1, False)])
+    said = str(met.endpoint.peer(1).error)
+    assert ("refuses to send" in said) is not breaks
     await met.endpoint.close()
 
 
