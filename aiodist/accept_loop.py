@@ -37,7 +37,7 @@ class AcceptLoop:
         self._logger = logger
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
-        self._complained = False
+        self._told: set[int | None] = set()  # the errors that were logged
         self._closed = False
         self._watch()
 
@@ -85,8 +85,8 @@ class AcceptLoop:
     def _pause(self, error: OSError) -> None:
         # The connection stays in the backlog, so the socket stays readable. Without a pause the
         # loop would spin.
-        if not self._complained:
-            self._complained = True
+        if error.errno not in self._told:
+            self._told.add(error.errno)
             self._logger.warning(
                 "cannot accept connections at %s: %s; trying again every %s s (%s)",
                 self._address,

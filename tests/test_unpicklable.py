@@ -58,6 +58,7 @@ async def test_a_file_store_keeps_its_descriptor(tmp_path: Path) -> None:
 
 async def test_the_other_stores_refuse() -> None:
     refuses(aiodist.MemoryStore())
+    refuses(aiodist.PrefixStore("run/", aiodist.MemoryStore()))
     async with await aiodist.TcpStoreServer.start("127.0.0.1", 0) as server:
         refuses(server)
 

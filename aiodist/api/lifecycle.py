@@ -144,7 +144,9 @@ async def init_process_group(
     patience = patience_from(liveness_timeout, os.environ)
     world.allow_pickle = pickle_from(allow_pickle, os.environ)
     deadline = Deadline(init_timeout_from(init_timeout, os.environ, timeout))
-    if init_method is None and store is None and os.environ.get(REPLACEMENT_VARIABLE) == "1":
+    meets_all = init_method in (None, "env://") and store is None and world_size != 1
+    # A replacement that has rejoined and destroyed may begin anew with all others.
+    if meets_all and not world.destroyed and os.environ.get(REPLACEMENT_VARIABLE) == "1":
         log.warning(
             "this process takes the place of a lost rank and calls init_process_group, which waits until "
             "all ranks call it: where is_replacement() is true, call rejoin() in its place"

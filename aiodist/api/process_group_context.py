@@ -6,15 +6,18 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
-from traceback import format_exception_only
 from typing import Any, ParamSpec
 
 from aiodist.api.closing import abort_because, destroy_process_group
 from aiodist.api.lifecycle import init_process_group
 from aiodist.api.process_group import ProcessGroup, handle_of
+from aiodist.errors import summary_of
 from aiodist.groups.world import current_world
 
 P = ParamSpec("P")
+
+_MOST_TEXT = 300
+"""The most characters of an error that ended a block, in the errors of the other ranks."""
 
 
 def _around(
@@ -31,7 +34,7 @@ def _around(
             yield handle_of(world.default_group())
         except BaseException as error:
             if world.is_initialized:
-                await abort_because(format_exception_only(error)[0].strip())
+                await abort_because(_summary_of_first(error))
             raise
         if world.is_initialized:  # the block may have destroyed it
             await destroy_process_group()
@@ -46,6 +49,14 @@ def _around(
         return_annotation="AbstractAsyncContextManager[ProcessGroup]"
     )
     return process_group
+
+
+def _summary_of_first(error: BaseException) -> str:
+    """Return the first line of what `summary_of` says: of the first error in an exception group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    line, _, more = summary_of(error).partition("\n")
+    return line[:_MOST_TEXT] + (" ..." if more or len(line) > _MOST_TEXT else "")
 
 
 _DOC = """Meet the other ranks, and destroy all groups at the end of the block.

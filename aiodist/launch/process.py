@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aiodist.launch.failure import Tail, describe_status
-from aiodist.procfs import stat_fields
+from aiodist.procfs import host_name, stat_fields
 
 _HERE = Path(__file__).parent
 
@@ -116,7 +115,7 @@ class RankProcess(LaunchedRank):
     ) -> None:
         """Start the process. Descriptors are as in subprocess.Popen. Raises OSError."""
         super().__init__(rank, local_rank)
-        self.host = socket.gethostname()
+        self.host = host_name()
         self.replacement = replacement
         """Whether it was started alone, in place of a process that failed."""
         self.popen = subprocess.Popen(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.errors import DistNetworkError, InvalidUsageError, remedy_for
+from aiodist.errors import EXHAUSTED, DistNetworkError, InvalidUsageError, remedy_for
 
 IFNAME_VARIABLES = ("AIODIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """The first variable with a value decides."""
@@ -109,8 +109,8 @@ def datagram_socket(address: str) -> socket.socket | None:
     try:
         return socket.socket(family, socket.SOCK_DGRAM)
     except OSError as error:
-        refused = family == socket.AF_INET6 and isinstance(error, PermissionError)
-        if refused or error.errno == errno.EAFNOSUPPORT:
+        refuses_ipv6 = family == socket.AF_INET6 and error.errno not in EXHAUSTED
+        if refuses_ipv6 or error.errno == errno.EAFNOSUPPORT:
             return None
         raise DistNetworkError(
             f"the system refuses a socket to find the route to {address}: {error.strerror}; "

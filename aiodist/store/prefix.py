@@ -9,9 +9,10 @@ from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
 from aiodist.store.base_store import Store, list_of_keys, text_key
 from aiodist.store.waiting import timed_out
+from aiodist.unpicklable import Unpicklable
 
 
-class PrefixStore(Store):
+class PrefixStore(Unpicklable, Store):
     """``store`` with ``prefix + "/"`` before each key.
 
     A view: ``close`` leaves the store beneath open (its owner closes it), and ``num_keys`` counts

@@ -39,7 +39,7 @@ One attempt is not enough: the server of the last job on this port may just be c
 _REFUSED_ATTEMPTS = 5
 """Attempts in a row that the system refuses before a warning. A filter may begin to permit them."""
 
-_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
+_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EAFNOSUPPORT})
 
 
 class _TryAgain(Exception):

@@ -208,8 +208,9 @@ class Reducer(ABC):
                 if not self._has_extra_gradient:
                     self._has_extra_gradient = True
                     log.warning(
-                        "backward() ran again before synchronize(), so the ranks' gradients differ: call "
-                        "synchronize() after backward(), and await what it returns in the async API"
+                        "a gradient was made again before synchronize(), and will differ between ranks: "
+                        "call synchronize(), or the step() that does so, after each backward(); in the "
+                        "async API await what it returns"
                     )
                 return
             self._is_synchronized = False

@@ -214,7 +214,13 @@ async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "arguments", "warned"),
-    [("1", {}, True), ("0", {}, False), ("1", {"store": MemoryStore()}, False)],
+    [
+        ("1", {}, True),
+        ("1", {"init_method": "env://"}, True),
+        ("0", {}, False),
+        ("1", {"store": MemoryStore()}, False),
+        ("1", {"world_size": 1}, False),
+    ],
 )
 async def test_a_replacement_that_does_not_rejoin_is_warned(
     monkeypatch: pytest.MonkeyPatch,
@@ -228,3 +234,15 @@ async def test_a_replacement_that_does_not_rejoin_is_warned(
     with pytest.raises(dist.InvalidUsageError):  # the ranks do not meet: no rank is known
         await dist.init_process_group(**arguments)
     assert ("call rejoin() in its place" in caplog.text) == warned
+
+
+async def test_a_replacement_that_begins_anew_after_destroy_is_not_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await dist.init_process_group(rank=0, world_size=1)  # as rejoin() would
+    await dist.destroy_process_group()
+    monkeypatch.setenv("AIODIST_REPLACEMENT", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(dist.InvalidUsageError):
+        await dist.init_process_group()
+    assert caplog.text == ""

@@ -153,7 +153,7 @@ async def test_the_other_ranks_hear_which_error_ended_a_block(is_in_it: bool) ->
             await (group.recv(np.zeros(1), 2) if rank == 3 else group.all_reduce(np.ones(1)))
 
     unfinished: list[asyncio.Future[None]] = []
-    first, second, own, _ = await ranks_of(4, main)
+    first, second, own, third = await ranks_of(4, main)
     for each in unfinished:
         assert isinstance(each.exception(), dist.GroupClosedError)
     assert isinstance(own, ValueError)
@@ -163,6 +163,37 @@ async def test_the_other_ranks_hear_which_error_ended_a_block(is_in_it: bool) ->
         )
         assert freed.rank == 2
         assert "(ValueError: batch 17 is empty)" in str(freed)
+    assert isinstance(third, dist.GroupRevokedError)
+    assert "(ValueError: batch 17 is empty)" in str(third)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ExceptionGroup("several", [ExceptionGroup("of a task", [OSError("no disk")])]),
+            "(OSError: no disk)",
+        ),
+        (SyntaxError("bad", ("x.py", 1, 1, "a b")), "(SyntaxError: bad (x.py, line 1))"),
+        (ValueError("a\nb"), "(ValueError: a ...)"),
+        (ValueError("x" * 999), f"(ValueError: {'x' * 288} ...)"),
+    ],
+    ids=["group", "syntax", "lines", "long"],
+)
+async def test_the_error_of_a_block_is_told_in_one_line(error: Exception, told: str) -> None:
+    async def main(rank: int, store: dist.Store) -> None:
+        async with dist.process_group(store=store, rank=rank, world_size=2) as group:
+            await group.barrier()
+            if rank == 0:
+                raise error
+            await group.recv(np.zeros(1), 0)
+
+    own, freed = await ranks_of(2, main)
+    assert own is error
+    assert (
+        str(freed)
+        == f"rank 0 aborted group 'default_pg' {told}; shrink() gives a group to go on with"
+    )
 
 
 async def test_a_block_that_is_cancelled_as_it_ends_leaves_nothing_open() -> None:

@@ -18,7 +18,7 @@ import uvloop
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.ports import reserve_port
 from tests.limits import scaled
-from tests.links.kernels import refuse_ipv6, remove_ipv6
+from tests.links.kernels import REFUSALS, remove_ipv6
 
 
 def _torch_store(port: int, use_libuv: bool):
@@ -134,9 +134,9 @@ def test_without_ipv6_the_port_is_still_reserved(monkeypatch):
         asyncio.run(_serve_and_connect(reservation.port, "127.0.0.1"))
 
 
-@pytest.mark.parametrize("without_ipv6", [remove_ipv6, refuse_ipv6])
-def test_where_the_system_refuses_ipv6_a_port_is_reserved_for_ipv4(monkeypatch, without_ipv6):
-    without_ipv6(monkeypatch)
+@pytest.mark.parametrize("number", REFUSALS, ids=errno.errorcode.get)
+def test_where_the_system_refuses_ipv6_a_port_is_reserved_for_ipv4(monkeypatch, number):
+    remove_ipv6(monkeypatch, number)
     with reserve_port() as reservation:
         assert reservation.port > 0
 

@@ -1,4 +1,4 @@
-"""A kernel without IPv6, such as one that was started with ``ipv6.disable=1``."""
+"""A system without IPv6: a kernel that was started with ``ipv6.disable=1``, or a filter that refuses it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ import socket
 
 import pytest
 
-
-class _SocketWithoutIPv6(socket.socket):
-    number = errno.EAFNOSUPPORT
-
-    def __init__(self, family: int = -1, *arguments: int, **more: int | None) -> None:
-        if family == socket.AF_INET6:
-            raise OSError(self.number, os.strerror(self.number))
-        super().__init__(family, *arguments, **more)  # type: ignore[arg-type]
+REFUSALS = [errno.EAFNOSUPPORT, errno.EACCES, errno.ENOSYS]
+"""How an IPv6 socket is refused: by a kernel without IPv6, by AppArmor, by a filter of system calls."""
 
 
-class _SocketWithoutLeaveForIPv6(_SocketWithoutIPv6):
-    number = errno.EACCES
+def remove_ipv6(monkeypatch: pytest.MonkeyPatch, number: int = errno.EAFNOSUPPORT) -> None:
+    """Let this process make no IPv6 socket until the test ends. The error has this ``number``."""
 
+    class SocketWithoutIPv6(socket.socket):
+        def __init__(self, family: int = -1, *arguments: int, **more: int | None) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(number, os.strerror(number))
+            super().__init__(family, *arguments, **more)  # type: ignore[arg-type]
 
-def remove_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process make no IPv6 socket until the test ends."""
-    monkeypatch.setattr(socket, "socket", _SocketWithoutIPv6)
-
-
-def refuse_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process be refused each IPv6 socket until the test ends, as AppArmor does."""
-    monkeypatch.setattr(socket, "socket", _SocketWithoutLeaveForIPv6)
+    monkeypatch.setattr(socket, "socket", SocketWithoutIPv6)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.links import interfaces
 from aiodist.links.interfaces import Interface, choose_hosts
-from tests.links.kernels import refuse_ipv6, remove_ipv6
+from tests.links.kernels import REFUSALS, remove_ipv6
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 HERE = [
@@ -124,11 +124,11 @@ def test_the_route_to_loopback_is_loopback() -> None:
     assert choose_hosts("127.0.0.1", {}) == ("127.0.0.1",)
 
 
-@pytest.mark.parametrize("without_ipv6", [remove_ipv6, refuse_ipv6])
-def test_a_kernel_without_ipv6_has_no_ipv6_routes(
-    monkeypatch: pytest.MonkeyPatch, without_ipv6: Callable[[pytest.MonkeyPatch], None]
+@pytest.mark.parametrize("number", REFUSALS, ids=errno.errorcode.get)
+def test_a_system_without_ipv6_has_no_ipv6_routes(
+    monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    without_ipv6(monkeypatch)
+    remove_ipv6(monkeypatch, number)
     assert interfaces.route_to("::1") is None
     assert interfaces.route_to("127.0.0.1") == "127.0.0.1"
 

@@ -279,7 +279,7 @@ async def test_a_program_that_forgets_synchronize_is_warned_once_a_rank(
         record.getMessage() for record in caplog.records if "synchronize()" in record.getMessage()
     ]
     assert len(said) == 2
-    assert all(each.startswith("backward() ran again before synchronize()") for each in said)
+    assert all(each.startswith("a gradient was made again before synchronize()") for each in said)
 
 
 async def test_a_second_reducer_of_a_parameter_is_refused_until_the_first_one_is_closed() -> None:

@@ -65,7 +65,8 @@ async def rendezvous_of_mpi(
                 f"{name}={given} was given, and MPI says {theirs}: with backend 'mpi' leave rank "
                 "and world_size out, and start the ranks by mpiexec -n N python script.py"
             )
-    _warn_of_another_launcher(world.size, environ)
+    if size == _UNSET:
+        _warn_of_another_launcher(world.size, environ)
     if store is not None or init_method not in (None, "env://"):
         return await rendezvous(
             init_method,
@@ -94,7 +95,7 @@ async def rendezvous_of_mpi(
 def _warn_of_another_launcher(size: int, environ: Mapping[str, str]) -> None:
     """Log where another launcher than mpiexec has started several ranks: each is alone in MPI."""
     told = environ.get("WORLD_SIZE", "")
-    if size == 1 and told not in ("", "1"):
+    if size == 1 and told.isdecimal() and int(told) > 1:
         log.warning(
             "MPI has started this process alone, although WORLD_SIZE is %s: with backend 'mpi' each such "
             "process is a world of one rank. Start the ranks by mpiexec -n %s python script.py",

@@ -25,6 +25,7 @@ from aiodist.links.interfaces import (
     is_loopback,
     list_interfaces,
 )
+from aiodist.procfs import host_name
 from aiodist.rendezvous.meeting import host_identity
 
 PACKAGES = ("aiodist", "torch", "numpy", "msgpack", "uvloop")
@@ -94,7 +95,7 @@ def look(environ: Mapping[str, str], met: Sequence[str] = ()) -> Facts:
     resolved, seconds = _own_name()
     chosen, chosen_error = (tuple(met), "") if met else _chosen(environ)
     return Facts(
-        host=socket.gethostname(),
+        host=host_name(),
         identity=host_identity(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cores=len(own_cores()),

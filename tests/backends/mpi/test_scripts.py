@@ -78,7 +78,7 @@ asyncio.run(main())
 WORLD_SIZE = """
 import aiodist.sync as dist
 
-dist.init_process_group("mpi")
+dist.init_process_group("mpi", world_size=GIVEN)
 print("size", dist.get_world_size())
 dist.destroy_process_group()
 """
@@ -143,11 +143,15 @@ def test_without_mpiexec_a_process_is_one_rank_of_one(mpi: MpiEnvironment) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "warnings"), [("3", 1), ("1", 0)])
+@pytest.mark.parametrize(
+    ("world_size", "given", "warnings"), [("3", "-1", 1), ("1", "-1", 0), ("3", "1", 0)]
+)
 def test_a_world_size_of_another_launcher_is_warned_of(
-    mpi: MpiEnvironment, world_size: str, warnings: int
+    mpi: MpiEnvironment, world_size: str, given: str, warnings: int
 ) -> None:
-    output = python(mpi, WORLD_SIZE, RANK="0", WORLD_SIZE=world_size)
+    """A program that passes ``world_size=1`` means it."""
+    script = WORLD_SIZE.replace("GIVEN", given)
+    output = python(mpi, script, RANK="0", WORLD_SIZE=world_size)
     assert output.count(f"although WORLD_SIZE is {world_size}: with backend 'mpi'") == warnings
     assert output.strip().endswith("size 1")
 
