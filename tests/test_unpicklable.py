@@ -74,7 +74,7 @@ async def test_the_other_stores_refuse() -> None:
     ],
     ids=lambda cls: f"{cls.__module__}.{cls.__name__}",
 )
-def test_what_else_refuses(cls: type) -> None:
+def test_classes_that_hold_processes_or_connections_refuse(cls: type) -> None:
     assert issubclass(cls, Unpicklable)
     refuses(object.__new__(cls))
 

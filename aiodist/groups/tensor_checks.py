@@ -55,8 +55,7 @@ def each_of(
 ) -> list[M]:
     """Return ``open_one(tensor, its name, writable=...)`` for each tensor of argument ``name``.
 
-    Raises InvalidUsageError unless all have the dtype of ``like``, or, if that is None, of the
-    first.
+    Raises InvalidUsageError unless all have the dtype of ``like``; without it, that of the first tensor.
     """
     found = [
         open_one(tensor, f"{name}[{number}]", writable=writable)

@@ -24,7 +24,7 @@ send the ranks to a store that is not theirs."""
 def rank_environment(
     *, rank: int, local_rank: int | None, world_size: int, local_world_size: int | None
 ) -> dict[str, str]:
-    """Return the variables that tell one process its place, without those whose value is None."""
+    """Return the variables that tell one process its place. A value that is None makes no variable."""
     place = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,

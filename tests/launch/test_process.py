@@ -6,6 +6,7 @@ import os
 import py_compile
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,14 @@ def start(*command: str) -> RankProcess:
     return RankProcess(
         command, os.environ, rank=0, local_rank=0, stdin=null, stdout=null, stderr=null
     )
+
+
+def test_a_rank_has_a_host_name_that_can_be_printed(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(b"h\xf6st"))
+    rank = start("true")
+    rank.popen.wait()
+    rank.close()
+    assert rank.host == "h?st"
 
 
 def test_ranks_start_where_only_compiled_files_are_installed(

@@ -145,28 +145,30 @@ async def test_without_descriptors_both_sides_say_to_raise_their_limit(monkeypat
             await TcpStore.connect("127.0.0.1", 1, once=True)
 
 
-async def test_a_client_that_may_not_connect_says_so_once_and_tries_on(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "number", [errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EAFNOSUPPORT], ids=errno.errorcode.get
+)
+async def test_a_client_that_may_not_connect_says_so_once_and_tries_on(monkeypatch, caplog, number):
     """A network's filter may refuse it until the server's process is ready."""
+    reason = os.strerror(number)
     refusals = 0
 
     def refuse(self, *_):
         nonlocal refusals
         refusals += 1
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        raise OSError(number, reason)
 
     async with await TcpStoreServer.start("127.0.0.1") as server:
         with monkeypatch.context() as patch:
             patch.setattr(socket.socket, "setsockopt", refuse)
             connecting = asyncio.create_task(TcpStore.connect("127.0.0.1", server.port))
             await until(lambda: refusals == 7)
-            with pytest.raises(
-                StoreTimeoutError, match=r"not permitted\); see what this process may"
-            ):
+            with pytest.raises(StoreTimeoutError, match=rf"{reason}\); see what this process may"):
                 await TcpStore.connect("127.0.0.1", server.port, once=True)
         async with await connecting:
             assert [record.getMessage() for record in caplog.records] == [
-                f"cannot connect to the store at 127.0.0.1:{server.port}: 127.0.0.1: Operation not "
-                "permitted; trying again (see what this process may do)"
+                f"cannot connect to the store at 127.0.0.1:{server.port}: 127.0.0.1: {reason}; "
+                "trying again (see what this process may do)"
             ]
 
 

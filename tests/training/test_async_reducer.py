@@ -244,29 +244,16 @@ async def test_several_backwards_add_up_where_all_but_the_last_are_silent() -> N
         torch.testing.assert_close(mine, alone.grad)
 
 
-async def test_a_second_backward_before_synchronize_is_refused() -> None:
-    async def one(rank: int) -> None:
-        model = fresh()
-        reducer = GradientReducer(model.parameters())
-        for _ in range(2):
-            loss_of(model, parts(rank, 2)[0], extra=True).backward()
-        with pytest.raises(InvalidUsageError, match="under no_sync"):
-            await reducer.synchronize()
-        model.zero_grad()
-        loss_of(model, parts(rank, 2)[0], extra=True).backward()
-        await reducer.synchronize()
-
-    await run_ranks(2, one)
-
-
-async def test_a_program_that_forgets_synchronize_is_warned_once_a_rank(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("backwards", [2, 4])
+async def test_further_backwards_before_synchronize_are_refused_and_warned_of_once(
+    caplog: pytest.LogCaptureFixture, backwards: int
 ) -> None:
+    """A program that forgets ``synchronize`` hears of it by the warning alone."""
+
     async def one(rank: int) -> None:
         model = fresh()
         reducer = GradientReducer(model.parameters())
-        for _ in range(4):
-            model.zero_grad()
+        for _ in range(backwards):
             loss_of(model, parts(rank, 2)[0], extra=True).backward()
         with pytest.raises(InvalidUsageError, match="under no_sync"):
             await reducer.synchronize()
@@ -275,10 +262,8 @@ async def test_a_program_that_forgets_synchronize_is_warned_once_a_rank(
         await reducer.synchronize()
 
     await run_ranks(2, one)
-    said = [
-        record.getMessage() for record in caplog.records if "synchronize()" in record.getMessage()
-    ]
-    assert len(said) == 2
+    said = [each.getMessage() for each in caplog.records if "synchronize()" in each.getMessage()]
+    assert len(said) == 2  # one of each rank
     assert all(each.startswith("a gradient was made again before synchronize()") for each in said)
 
 

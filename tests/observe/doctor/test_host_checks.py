@@ -103,6 +103,11 @@ def test_a_host_name_that_the_resolver_cannot_encode_has_no_address(
     assert look({}).resolved == ()
 
 
+def test_a_host_name_that_is_not_utf_8_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(b"h\xf6st"))
+    assert look({}).host == "h?st"
+
+
 def test_unlimited_files_are_enough() -> None:
     findings = examine(replace(HEALTHY, open_files=(-1, -1)), several=True)
     assert worst(findings) == OK
