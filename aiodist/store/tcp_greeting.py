@@ -26,6 +26,7 @@ import os
 from collections.abc import Awaitable, Callable
 
 from aiodist.errors import DistStoreError
+from aiodist.wire.foreign_protocols import foreign_protocol
 
 MAGIC = b"AIODIST-STORE "
 VERSION = 1
@@ -36,7 +37,6 @@ _LONGEST_CREDENTIAL = 4096
 _NONCE = 32
 _PROOF = hashlib.sha256().digest_size
 
-_HTTP = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"CONN", b"PATC", b"TRAC")
 # torch's client starts with the query "validate", a zero byte, and this number.
 _TORCH_MAGIC = 0x3C85F7CE
 
@@ -169,12 +169,6 @@ def describe_stranger(first: bytes) -> str:
         )
     if not first:
         return "it closed the connection without a word"
-    if first.startswith(_HTTP):
-        return f"it is an HTTP client (it said {first!r})"
-    if first.startswith(b"HTTP/"):
-        return f"it is an HTTP server (it said {first!r})"
-    if first.startswith(b"\x16\x03"):
-        return "it speaks TLS"
     if first[0] == 0 and len(first) >= 5:
         number = first[1:5]
         if _TORCH_MAGIC in (int.from_bytes(number, "little"), int.from_bytes(number, "big")):
@@ -182,4 +176,4 @@ def describe_stranger(first: bytes) -> str:
                 "it is torch.distributed's TCPStore client, and this is no torch TCPStore; use "
                 "aiodist on all ranks, or give torch a port of its own"
             )
-    return f"it said {first!r}"
+    return foreign_protocol(first) or f"it said {first!r}"

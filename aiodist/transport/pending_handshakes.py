@@ -52,7 +52,7 @@ class PendingHandshakes(Generic[L]):
         """``who``: text for the listener. ``size``: as of `expect`."""
         self.who = who
         self.expect(size)
-        self._waiting: dict[L, TurningTimer] = {}
+        self._waiting: dict[L, tuple[str, TurningTimer]] = {}  # by age, with the name
         self._greeted: set[L] = set()
         self._logged = 0
         self._crowded = False
@@ -90,46 +90,48 @@ class PendingHandshakes(Generic[L]):
 
     def greeted(self, link: L, name: str) -> None:
         """The first words of ``link`` were right; its proof may come late."""
-        timer = self._waiting.get(link)
-        if timer is not None:
-            timer.cancel()
+        waiting = self._waiting.get(link)
+        if waiting is not None:
+            waiting[1].cancel()
             self._greeted.add(link)
             self._limit_time(link, name, GREETED_SECONDS)
 
     def _limit_time(self, link: L, name: str, seconds: float) -> None:
         late = DistNetworkError(f"{name} did not finish the handshake in time")
-        self._waiting[link] = TurningTimer(self._loop, seconds, partial(link.abort, late))
+        self._waiting[link] = name, TurningTimer(self._loop, seconds, partial(link.abort, late))
 
     def proven(self, link: L) -> None:
         """``link`` is a rank of this job."""
         self._forget(link)
 
-    def _forget(self, link: L) -> tuple[bool, bool]:
-        """Return whether ``link`` was pending, and whether its first words were right."""
-        timer = self._waiting.pop(link, None)
+    def _forget(self, link: L) -> tuple[str | None, bool]:
+        """Return the name of ``link`` if it was pending, and whether its first words were right."""
+        name, timer = self._waiting.pop(link, (None, None))
         if timer is None:
-            return False, False
+            return None, False
         timer.cancel()
         was_greeted = link in self._greeted
         self._greeted.discard(link)
-        return True, was_greeted
+        return name, was_greeted
 
     def turned_away(self, link: L, error: BaseException | None) -> None:
         """``link`` has ended; if it was a stranger's, say so in the log."""
-        was_pending, was_greeted = self._forget(link)
-        if not was_pending:
+        name, was_greeted = self._forget(link)
+        if name is None:
             return
         if was_greeted and not isinstance(error, (HandshakeError, ProtocolError)):
             return  # a rank that gave up while this one was busy, and connects anew
         self._logged += 1
         if self._logged <= MAX_LOGGED:
             last = "; no more of them will be logged" if self._logged == MAX_LOGGED else ""
-            why = error or "it closed the connection during the handshake"
+            why = str(error or "it closed the connection during the handshake")
+            if name not in why:
+                why = f"{name}: {why}"
             log.warning("%s turned a stranger away: %s%s", self.who, why, last)
 
     def close(self, hang_up: Callable[[L], None]) -> None:
         """Drop all pending connections."""
-        for link, timer in list(self._waiting.items()):
+        for link, (_, timer) in list(self._waiting.items()):
             timer.cancel()
             hang_up(link)
         self._waiting.clear()

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from aiodist.alignment import SHORT, gap
 from aiodist.errors import ProtocolError
+from aiodist.wire.foreign_protocols import foreign_protocol
 
 _HEADER = struct.Struct("<BBHIQqQQ")
 HEADER_BYTES = _HEADER.size
@@ -315,8 +316,10 @@ class FrameDecoder:
                 scratch, start
             )
             if type not in _TYPES or zero or meta_bytes > MAX_META:
+                what = foreign_protocol(scratch[start : self._end].tobytes())
                 raise ProtocolError(
-                    f"not a frame of this protocol: type {type}, metadata of {meta_bytes} bytes"
+                    "not a frame of this protocol: "
+                    + (what or f"type {type}, metadata of {meta_bytes} bytes")
                 )
             announces = type == _REQUEST
             if length > (MAX_PAYLOAD if announces else self.max_payload):

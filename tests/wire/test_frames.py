@@ -257,6 +257,23 @@ def test_foreign_bytes_are_refused_before_memory_is_taken(bad: bytes) -> None:
     assert handler.places == []
 
 
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (
+            b"GET / HTTP/1.1\r\nHost: x\r\n",
+            r"it is an HTTP client \(it said b'GET / HTTP/1\.1\\r\\n",
+        ),
+        (b"HTTP/1.1 400 Bad Request\r\n", r"it is an HTTP server \(it said b'HTTP/1\.1 400"),
+        (b"\x16\x03\x01", "it speaks TLS"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "type 83, metadata of 11592 bytes"),
+    ],
+)
+def test_the_error_about_foreign_bytes_names_a_known_protocol(first: bytes, message: str) -> None:
+    with pytest.raises(ProtocolError, match="not a frame of this protocol: " + message):
+        feed(FrameDecoder(Collector()), first + bytes(HEADER_BYTES))
+
+
 @given(st.binary(min_size=HEADER_BYTES, max_size=500))
 def test_random_bytes_are_frames_or_a_protocol_error(data: bytes) -> None:
     handler = Collector()
