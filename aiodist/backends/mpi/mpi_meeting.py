@@ -36,6 +36,16 @@ _ADDRESS_BYTES = 256
 _UNSET = -1
 _PAUSE = 1e-3
 
+_COUNTED_ELSEWHERE = (
+    ("WORLD_SIZE", "mpiexec -n {} python script.py"),
+    # It counts the tasks of one srun. SLURM_NTASKS may count those of the allocation, which mpiexec splits.
+    (
+        "SLURM_STEP_NUM_TASKS",
+        "srun --mpi=pmix python script.py, with the --mpi of `srun --mpi=list` that the MPI library takes",
+    ),
+)
+"""Variables of other launchers with their number of ranks, and how to start as many with MPI."""
+
 
 async def rendezvous_of_mpi(
     init_method: str | None,
@@ -94,14 +104,17 @@ async def rendezvous_of_mpi(
 
 def _warn_of_another_launcher(size: int, environ: Mapping[str, str]) -> None:
     """Log where another launcher than mpiexec has started several ranks: each is alone in MPI."""
-    told = environ.get("WORLD_SIZE", "")
-    if size == 1 and told.isdecimal() and int(told) > 1:
-        log.warning(
-            "MPI has started this process alone, although WORLD_SIZE is %s: with backend 'mpi' each such "
-            "process is a world of one rank. Start the ranks by mpiexec -n %s python script.py",
-            told,
-            told,
-        )
+    for variable, remedy in _COUNTED_ELSEWHERE:
+        told = environ.get(variable, "")
+        if size == 1 and told.isdecimal() and int(told) > 1:
+            log.warning(
+                "MPI has started this process alone, although %s is %s: with backend 'mpi' each such "
+                "process is a world of one rank. Start the ranks by %s",
+                variable,
+                told,
+                remedy.format(told),
+            )
+            return
 
 
 async def _open_place(

@@ -157,6 +157,18 @@ def test_a_world_size_of_another_launcher_is_warned_of(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("tasks", "warnings"), [("3", 1), ("1", 0)])
+def test_tasks_of_srun_without_mpi_are_warned_of(
+    mpi: MpiEnvironment, tasks: str, warnings: int
+) -> None:
+    script = WORLD_SIZE.replace("GIVEN", "-1")
+    output = python(mpi, script, SLURM_PROCID="0", SLURM_NTASKS="3", SLURM_STEP_NUM_TASKS=tasks)
+    assert output.count("although SLURM_STEP_NUM_TASKS is 3: with backend 'mpi'") == warnings
+    assert output.count("Start the ranks by srun --mpi=pmix") == warnings
+    assert output.strip().endswith("size 1")
+
+
+@pytest.mark.slow
 def test_the_thread_level_is_checked(mpi: MpiEnvironment) -> None:
     assert "lets only the thread that did so call it" in python(mpi, ONE_THREAD)
 
