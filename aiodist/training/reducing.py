@@ -255,7 +255,8 @@ class Reducer(ABC):
             raise InvalidUsageError(
                 "backward() made a gradient that was being reduced already: call synchronize() "
                 "after each backward(), also one that raised, and run all but the last of several under "
-                "no_sync(), or make the reducer with backward_passes_per_step"
+                "no_sync(), or make the reducer with backward_passes_per_step. A block that one forward "
+                "calls twice under torch.utils.checkpoint needs use_reentrant=False"
             )
         for frozen in self._frozen:
             if frozen.requires_grad and frozen.grad is not None:

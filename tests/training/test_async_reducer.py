@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
@@ -265,6 +266,28 @@ async def test_further_backwards_before_synchronize_are_refused_and_warned_of_on
     said = [each.getMessage() for each in caplog.records if "synchronize()" in each.getMessage()]
     assert len(said) == 2  # one of each rank
     assert all(each.startswith("a gradient was made again before synchronize()") for each in said)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+async def test_a_block_that_reentrant_checkpoints_run_twice_is_refused_with_the_remedy(
+    use_reentrant: bool,
+) -> None:
+    """Each reentrant checkpoint has a backward of its own, which makes the block's gradients."""
+
+    async def one(rank: int) -> None:
+        block = torch.nn.Linear(2, 2)
+        reducer = GradientReducer(block.parameters())
+        x = torch.ones(1, 2, requires_grad=True)
+        for _ in range(2):
+            x = checkpoint(block, x, use_reentrant=use_reentrant)
+        x.sum().backward()
+        if use_reentrant:
+            with pytest.raises(InvalidUsageError, match=r"checkpoint needs use_reentrant=False"):
+                await reducer.synchronize()
+        else:
+            await reducer.synchronize()
+
+    await run_ranks(1, one)
 
 
 async def test_a_second_reducer_of_a_parameter_is_refused_until_the_first_one_is_closed() -> None:
