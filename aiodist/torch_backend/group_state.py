@@ -49,6 +49,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self.shared: SharedWorld | None = None
         """The world of ``aiodist.sync``, where this group stands for its default group."""
         self._pid = os.getpid()
+        self._collectives = 0
         self._group_name = ""
         self._group_desc = ""
         self._levels = {0: Completions()}
@@ -71,6 +72,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         value: list[Any] | None = None,
     ) -> c10d.Work:
         """Start collectives; ``tensors`` are what they write. ``value``: of the future, None for these."""
+        self._collectives += 1
         completions = self._completions()
         completions.settle()
         timeout = seconds_of(opts)
@@ -198,6 +200,13 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
         self._group_desc = desc
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives of this group the program has called on this rank."""
+        return self._collectives
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: all ranks count from 0."""
 
     def members(self, ranks: Sequence[int]) -> list[int]:
         """Return the engine's global ranks of some ranks of this group."""

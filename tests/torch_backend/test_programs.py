@@ -48,6 +48,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("devices:refused", 2),
         ("devices:staged_training", 3),
         ("groups:answers", 2),
+        ("groups:sequence_numbers", 2),
         ("groups:subgroups", 4),
         since("2.7", "groups:splitting", 4),
         since("2.15", "groups:split_by_torch", 4),

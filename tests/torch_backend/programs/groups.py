@@ -60,6 +60,19 @@ def answers(rank: int, size: int) -> None:
     assert t.item() == size
 
 
+def sequence_numbers(rank: int, size: int) -> None:
+    """As with Gloo, they count the collectives of each group."""
+    group = dist.group.WORLD
+    group._set_sequence_number_for_group()
+    before = group._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(1))
+    dist.broadcast(torch.ones(1), 0)
+    part = dist.new_group([0, 1])
+    dist.barrier(part)
+    assert part._get_sequence_number_for_group() == 1
+    assert group._get_sequence_number_for_group() == before + 2
+
+
 def subgroups(rank: int, size: int) -> None:
     """They share the connections and are independent; ranks outside know nothing of them."""
     pairs = [dist.new_group([a, b]) for a in range(size) for b in range(a + 1, size)]
