@@ -44,6 +44,7 @@ class RanksMagics(Magics):
     def ranks(self, line: str, cell: str | None = None) -> None:
         """Execute the cell on every rank; ``%ranks -n 4`` alone starts ranks, ``%ranks --close`` ends them.
 
+        ``%ranks`` alone starts ranks where none run, and prints how many run.
         Names live on from cell to cell on each rank. The ranks' default group is initialised, and
         ``import aiodist as dist`` (with a top-level ``await``) and ``import aiodist.sync as dist``
         both use it. Another number of ranks than there are is refused: they would lose their names.
@@ -59,6 +60,7 @@ class RanksMagics(Magics):
             check_cell(cell, self._cells + 1)
         cluster = self._open(options.n)
         if cell is None:
+            print("1 rank runs" if self._size == 1 else f"{self._size} ranks run")  # noqa: T201
             return
         chosen = self._chosen(options.r)
         self._cells += 1

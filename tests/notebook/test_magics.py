@@ -58,6 +58,7 @@ PLOTS = (
     "plt.plot([1]); plt.show()\nplt.plot([1, 2]);",
     "%%ranks -r one\n1",
     "%%ranks -r 1\nimport numpy as np\nnp.eye(2)",
+    "%ranks",
     CLOSE,
 )
 AWAITED = (
@@ -166,6 +167,10 @@ def test_plots_come_back_as_pictures(outputs_of: OutputsOf) -> None:
         "[1] array([[1., 0.],\n"
         "           [0., 1.]])\n"
     )  # fmt: skip
+
+
+def test_the_line_magic_alone_says_how_many_ranks_run(outputs_of: OutputsOf) -> None:
+    assert text_of(outputs_of(PLOTS)[3]) == ["2 ranks run"]
 
 
 def test_the_cluster_is_awaited_in_a_cell(outputs_of: OutputsOf) -> None:
