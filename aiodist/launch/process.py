@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from aiodist.errors import DistError
 from aiodist.launch.failure import Tail, describe_status
 from aiodist.procfs import host_name, stat_fields
 
@@ -24,10 +25,18 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def helper_command(name: str) -> list[str]:
-    """Return the command of a program of this folder. It starts quickly, and ignores PYTHON* variables."""
+    """Return the command of a program of this folder. It starts quickly, and ignores PYTHON* variables.
+
+    Raises DistError if this folder is part of an archive.
+    """
     path = _HERE / name
     if not path.exists():  # an installation of compiled files alone
         path = path.with_suffix(".pyc")
+    if not path.exists():
+        raise DistError(
+            f"ranks cannot be started by an aiodist inside of an archive, {_HERE}: it needs its own "
+            "files; install aiodist, or unpack the archive"
+        )
     return [sys.executable, "-I", "-S", str(path)]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.errors import DistError
 from aiodist.launch import JobSpec, Launcher, output, process, run_job, supervisor
 from aiodist.launch.process import UNKNOWN, RankProcess, Watchdog
 from aiodist.launch.watchdog import surviving
@@ -50,6 +51,14 @@ def test_ranks_start_where_only_compiled_files_are_installed(
     assert killed.popen.wait() == -signal.SIGKILL
     rank.close()
     killed.close()
+
+
+def test_an_aiodist_in_an_archive_says_that_it_starts_no_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process, "_HERE", tmp_path / "app.pyz" / "aiodist" / "launch")
+    with pytest.raises(DistError, match=r"inside of an archive, .*app\.pyz.*; install aiodist"):
+        Watchdog().__enter__()
 
 
 def test_the_watchdog_kills_announced_processes_that_were_not_withdrawn():
