@@ -28,17 +28,31 @@ def deadline_of(timeout: Timeout, default: float | timedelta) -> Deadline:
 
 
 def list_of_keys(keys: Sequence[str]) -> list[str]:
-    """Return ``keys`` as a list. Raises TypeError unless they are several texts, also for one text."""
+    """Return ``keys`` as a list. Raises TypeError unless they are several texts, also for one text.
+
+    Raises DistStoreError as `text_key` does.
+    """
     found = list(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else None
     if found is None or not all(isinstance(key, str) for key in found):
         raise TypeError(f"keys must be a list of str, such as ['a', 'b'], not {keys!r}")
-    return found
+    return [text_key(key) for key in found]
 
 
 def text_key(key: str) -> str:
-    """Return ``key``. Raises TypeError unless it is a text."""
+    """Return ``key``.
+
+    Raises TypeError unless it is a text, DistStoreError for one that UTF-8 cannot carry to other ranks.
+    """
     if not isinstance(key, str):
         raise TypeError(f"a store's key must be a str, not {key!r}")
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise DistStoreError(
+                f"a store's key cannot be {key!r}, which UTF-8 cannot encode ({error.reason}); for the "
+                "name of a file pass os.fsencode(name).hex()"
+            ) from None
     return key
 
 

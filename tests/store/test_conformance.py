@@ -41,3 +41,23 @@ async def test_an_amount_that_64_bits_do_not_hold_is_an_error_of_the_store(make_
     with pytest.raises(DistStoreError, match="which 64 bits do not hold"):
         await store.add("k", amount)
     assert await store.add("k", 2) == 2
+
+
+async def test_a_key_that_utf_8_cannot_encode_is_an_error_of_the_store(make_store):
+    store = await make_store()
+    key = "name\udcff"
+    for call in (
+        store.set(key, b""),
+        store.get(key, timeout=0.1),
+        store.wait([key], timeout=0.1),
+        store.check([key]),
+        store.add(key, 1),
+        store.compare_set(key, b"", b""),
+        store.delete_key(key),
+    ):
+        with pytest.raises(
+            DistStoreError, match=r"key cannot be 'name\\udcff', which UTF-8 cannot"
+        ):
+            await call
+    await store.set("naïve", b"1")
+    assert await store.get("naïve") == b"1"
