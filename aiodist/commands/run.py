@@ -47,7 +47,10 @@ def _run(args: argparse.Namespace, spec: JobSpec) -> int:
             )
             sys.stderr.write(told)
         except InvalidUsageError:
-            say("no rank has left a trace: none was in a group for a second")
+            say(
+                "no rank has left a trace: none was in a group for a second, or none could write to "
+                f"{folder} (TMPDIR names another place)"
+            )
         except (DistError, OSError) as error:  # as on a full disk
             say(f"the trace cannot be written to {path}: {error}")
             return code or 1

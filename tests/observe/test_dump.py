@@ -206,6 +206,22 @@ def test_a_trace_that_cannot_be_written_does_not_hide_the_jobs_exit_code(
     assert f"aiodist: the trace cannot be written to {trace}: " in capsys.readouterr().err
 
 
+def test_without_any_rank_s_part_of_a_trace_the_reasons_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a full disk each rank says that it cannot write there."""
+    folders: list[str] = []
+
+    def run_job(spec: JobSpec) -> int:
+        folders.append(spec.environment["AIODIST_TRACE_DIR"])
+        return 3
+
+    monkeypatch.setattr("aiodist.commands.run.run_job", run_job)
+    assert aiodist(["run", "--trace", str(tmp_path / "trace.json"), __file__]) == 3
+    told = capsys.readouterr().err
+    assert f"none was in a group for a second, or none could write to {folders[0]} (TMPDIR" in told
+
+
 async def test_a_dump_is_about_a_lost_rank_and_not_about_the_revocation_that_came_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
