@@ -30,6 +30,7 @@ from aiodist.rendezvous.meeting import host_identity
 
 PACKAGES = ("aiodist", "torch", "numpy", "msgpack", "uvloop")
 _SHM = "/dev/shm"  # looked at; nothing is put there
+_TRANSPORT_VARIABLE = "AIODIST_TRANSPORT"
 _NET = Path("/sys/class/net")
 _CREDENTIALS = (SECRET_VARIABLE, SECRET_FILE_VARIABLE, CERT_VARIABLE)
 
@@ -51,9 +52,10 @@ class Facts:
     ``identity``: equal for processes that reach each other by loopback. ``resolved``: addresses of
     the host's own name, found in ``resolve_seconds``. ``address``: by which other hosts most likely
     reach it. ``chosen``: the addresses ranks would use; ``chosen_error``: why ranks would have no
-    address. ``shm_bytes``: size of /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared
-    memory works. ``open_files``: soft and hard limit, -1 for unlimited. ``versions``: "" for what
-    is absent. ``is_closed``: whether ranks have a secret or certificates, which strangers lack.
+    address. ``unix_error``: "" if ranks have the Unix sockets that they use. ``shm_bytes``: size of
+    /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared memory works. ``open_files``: soft
+    and hard limit, -1 for unlimited. ``versions``: "" for what is absent. ``is_closed``: whether
+    ranks have a secret or certificates, which strangers lack.
     """
 
     host: str
@@ -67,6 +69,7 @@ class Facts:
     chosen: tuple[str, ...]
     chosen_error: str
     listen_error: str
+    unix_error: str
     shm_bytes: int
     memfd_error: str
     open_files: tuple[int, int]
@@ -106,6 +109,7 @@ def look(environ: Mapping[str, str], met: Sequence[str] = ()) -> Facts:
         chosen=chosen,
         chosen_error=chosen_error,
         listen_error=_listening(chosen),
+        unix_error=_unix_error(environ),
         shm_bytes=_shm_bytes(),
         memfd_error=_memfd_error(),
         open_files=_open_files(),
@@ -163,6 +167,23 @@ def _listening(addresses: Sequence[str]) -> str:
                 caller.connect(own.getsockname())
         except OSError as error:
             return f"{address}: {error}"
+    return ""
+
+
+def _unix_error(environ: Mapping[str, str]) -> str:
+    """Return why ranks cannot use the Unix sockets that ``environ`` asks for, or "".
+
+    Linux only: elsewhere such a socket lies on disk.
+    """
+    if sys.platform != "linux" or "unix" not in (environ.get(_TRANSPORT_VARIABLE) or "unix"):
+        return ""
+    try:
+        with socket.socket(socket.AF_UNIX) as own, socket.socket(socket.AF_UNIX) as caller:
+            own.bind("")  # the kernel chooses an abstract name
+            own.listen()
+            caller.connect(own.getsockname())
+    except OSError as error:
+        return str(error)
     return ""
 
 

@@ -113,6 +113,13 @@ def _network(facts: Facts, *, several: bool) -> Iterator[Finding]:
         )
     else:
         yield Finding(OK, "ports", "ranks can listen at free ports there")
+    if facts.unix_error:
+        yield Finding(
+            PROBLEM,
+            "Unix sockets",
+            f"a rank cannot listen and be reached at a Unix socket: {facts.unix_error}",
+            "set AIODIST_TRANSPORT to shm,tcp (shm,tls with certificates) on all ranks",
+        )
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:

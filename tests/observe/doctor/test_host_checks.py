@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +33,7 @@ HEALTHY = Facts(
     chosen=("10.0.0.1",),
     chosen_error="",
     listen_error="",
+    unix_error="",
     shm_bytes=8 << 30,
     memfd_error="",
     open_files=(65536, 65536),
@@ -66,6 +69,7 @@ ILLS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"chosen": (), "chosen_error": "no route"}, PROBLEM, "no route", "AIODIST_SOCKET_IFNAME"),
     ({"chosen": ("127.0.0.1",)}, PROBLEM, "loopback", "to one of eth0, eth1"),
     ({"listen_error": "10.0.0.1: refused"}, PROBLEM, "10.0.0.1: refused", "firewall"),
+    ({"unix_error": "EACCES"}, PROBLEM, "Unix socket: EACCES", "AIODIST_TRANSPORT to shm,tcp"),
     ({"memfd_error": "EPERM"}, WARNING, "EPERM", "sockets"),
     ({"shm_bytes": -1}, WARNING, "no /dev/shm", "tmpfs"),
     ({"shm_bytes": 64 << 20}, WARNING, "64 MiB", "--shm-size"),
@@ -117,11 +121,30 @@ def test_a_real_look() -> None:
     facts = look(os.environ, ("127.0.0.1",))
     assert facts.chosen == ("127.0.0.1",)
     assert facts.address == default_address()  # by which other hosts may reach this one
-    assert facts.chosen_error == facts.listen_error == facts.memfd_error == ""
+    assert facts.chosen_error == facts.listen_error == facts.unix_error == facts.memfd_error == ""
     assert look(os.environ).chosen
     assert facts.versions["torch"]
     assert any(link.address == "127.0.0.1" for link in facts.links)
     assert decode_facts(facts.encode()) == facts
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such sockets lie on disk")
+@pytest.mark.parametrize("call", ["bind", "connect"])
+def test_refused_unix_sockets_are_told_if_ranks_use_them(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = getattr(socket.socket, call)
+
+    def refuse(sock: socket.socket, address: Any) -> None:
+        if sock.family == socket.AF_UNIX:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        usual(sock, address)
+
+    monkeypatch.setattr(socket.socket, call, refuse)
+    for transports in ("", "shm,unix,tcp"):
+        facts = look({"AIODIST_TRANSPORT": transports})
+        assert (facts.unix_error, facts.listen_error) == ("[Errno 1] Operation not permitted", "")
+    assert look({"AIODIST_TRANSPORT": "shm,tcp"}).unix_error == ""
 
 
 def test_a_job_with_certificates_is_closed_without_a_secret() -> None:
