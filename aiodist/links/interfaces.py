@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 import struct
 import sys
@@ -123,16 +124,29 @@ def route_to(address: str) -> str | None:
 
     Connecting a datagram socket asks the routing table and sends nothing.
     """
+    try:
+        return _routed_to(address)
+    except OSError:
+        return None
+
+
+def without_route(address: str) -> str:
+    """Return text for the numeric ``address``, which `route_to` has no route to: with the reason."""
+    try:
+        _routed_to(address)
+    except OSError as error:
+        return f"{address}: {error.strerror or error}"
+    return address  # there is a route by now
+
+
+def _routed_to(address: str) -> str:
     probe = datagram_socket(address)
     if probe is None:
-        return None
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     with probe:
-        try:
-            host, _, scope = address.partition("%")
-            peer = (host, _ANY_PORT, 0, socket.if_nametoindex(scope)) if scope else None
-            probe.connect(peer or (host, _ANY_PORT))
-        except OSError:
-            return None
+        host, _, scope = address.partition("%")
+        peer = (host, _ANY_PORT, 0, socket.if_nametoindex(scope)) if scope else None
+        probe.connect(peer or (host, _ANY_PORT))
         return address_of(probe.getsockname())
 
 
@@ -173,8 +187,8 @@ def choose_hosts(
     own = route(master)
     if own is None:
         raise DistNetworkError(
-            f"this host has no route to the master's address {master}: check MASTER_ADDR, or "
-            f"name the interface to use in {IFNAME_VARIABLES[0]}"
+            f"this host has no route to the master's address {without_route(master)}; check "
+            f"MASTER_ADDR, or name the interface to use in {IFNAME_VARIABLES[0]}"
         )
     # A route to this host itself may be loopback; the other hosts know the master's address.
     return (master,) if is_loopback(own) and not is_loopback(master) else (own,)

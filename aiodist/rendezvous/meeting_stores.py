@@ -21,6 +21,7 @@ from aiodist.links.interfaces import (
     family_of,
     is_loopback,
     route_to,
+    without_route,
 )
 from aiodist.rendezvous.absence_watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.rendezvous.agent import connect_agent
@@ -253,7 +254,8 @@ def _routed(addresses: list[str], master: Master) -> str:
                 "fe80::1%eth0; or let MASTER_ADDR be another address of that host"
             )
         raise DistNetworkError(
-            f"this host has no route to the master at {master} ({', '.join(addresses)}): {advice}"
+            f"this host has no route to the master at {master} "
+            f"({', '.join(map(without_route, addresses))}): {advice}"
         )
     return min(routed, key=lambda address: family_of(address) != socket.AF_INET)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -131,6 +133,20 @@ def test_a_system_without_ipv6_has_no_ipv6_routes(
     remove_ipv6(monkeypatch, number)
     assert interfaces.route_to("::1") is None
     assert interfaces.route_to("127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.ENETUNREACH])
+def test_the_error_about_a_missing_route_has_the_systems_reason(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    assert interfaces.route_to("10.9.9.9") is None
+    reason = re.escape(os.strerror(number))
+    with pytest.raises(DistNetworkError, match=rf"no route .* 10\.9\.9\.9: {reason}; check MASTER"):
+        choose_hosts("10.9.9.9", {})
 
 
 def test_a_lack_of_descriptors_is_no_missing_route(monkeypatch: pytest.MonkeyPatch) -> None:

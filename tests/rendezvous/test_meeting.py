@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -430,6 +431,20 @@ async def test_a_host_without_a_route(
     monkeypatch.setattr(meeting_stores, "route_to", lambda _: None)
     with pytest.raises(DistNetworkError, match="no route to the master at 127"):
         await meet(f"tcp://127.0.0.1:{port}", rank, 2)
+
+
+async def test_a_refused_route_has_the_systems_reason(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    with pytest.raises(
+        DistNetworkError,
+        match=r"no route .* \(127\.0\.0\.1: Operation not permitted\): check MASTER",
+    ):
+        await meet(f"tcp://127.0.0.1:{port}", 0, 2)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
