@@ -124,8 +124,9 @@ async def _attempt(
                 await greet_server(reader, writer, secret)
         except TimeoutError:
             raise _TryAgain(
-                f"{socket_address[0]} accepted the connection and said nothing: its process is "
-                "busy, or is no aiodist store (torch's TCPStore is as silent)"
+                f"{socket_address[0]} accepted the connection and said nothing: its process is busy, or "
+                "does not get its connections (its log says why, such as too few open files), or is no "
+                "aiodist store (torch's TCPStore is as silent)"
             ) from None
         return reader, writer
     except BaseException as error:
