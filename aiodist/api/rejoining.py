@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
@@ -48,8 +49,13 @@ from aiodist.store import PrefixStore, Store, TcpStore
 from aiodist.store.waiting import pauses
 from aiodist.types import DEFAULT_TIMEOUT, Backend
 
+log = logging.getLogger("aiodist")
+
 STORE_VARIABLE = "AIODIST_REJOIN_STORE"
 COUNT_VARIABLE = "AIODIST_RESTART_COUNT"
+
+_PATIENCE_SECONDS = 60.0
+"""How long a newcomer waits before it logs that it does: members may call `grow` once in an epoch."""
 
 _WITHDRAW_SECONDS = 1.0
 """How long a process that stops waiting may take to remove its entry from the store."""
@@ -202,6 +208,14 @@ async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> byt
     Raises StoreTimeoutError. Cancelled or failed, it leaves no entry that `grow` would find.
     """
     entry = msgpack.packb(list(newcomer))
+    note = asyncio.get_running_loop().call_later(
+        _PATIENCE_SECONDS,
+        log.warning,
+        "rank %d has waited %g s in rejoin() for a member to call grow(), and still waits. See whether the "
+        "job still runs, and meets at the same store.",
+        newcomer.rank,
+        _PATIENCE_SECONDS,
+    )
     try:
         await place.set(_place_of(newcomer.rank), entry)
         return await place.get(_welcome_of(newcomer), deadline)
@@ -211,6 +225,8 @@ async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> byt
                 # Another process that came meanwhile for this rank keeps its entry.
                 await place.compare_set(_place_of(newcomer.rank), entry, b"")
         raise
+    finally:
+        note.cancel()
 
 
 async def _greeted(endpoint: Endpoint, ranks: Sequence[int]) -> None:

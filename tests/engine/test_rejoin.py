@@ -21,7 +21,7 @@ from aiodist.groups.world import current_world
 from aiodist.p2p.connector import Connector
 from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome, ranks_of
 from tests.engine.deaths import barrier_of_all, die
-from tests.limits import scaled
+from tests.limits import scaled, until
 from tests.warm_python import WarmPython
 
 State = dict[str, Any]
@@ -563,6 +563,23 @@ async def test_rejoin_says_when_no_group_admits_it(store: dist.Store) -> None:
         assert not dist.is_initialized()
 
     await newcomer(alone)
+
+
+async def test_a_rejoin_that_waits_long_says_so_once(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job may have ended, and the default timeout is 30 minutes."""
+    monkeypatch.setattr(rejoining, "_PATIENCE_SECONDS", 0.0)
+
+    async def alone() -> None:
+        waiting = asyncio.create_task(dist.rejoin(store, 1))
+        await until(lambda: "rank 1 has waited 0 s in rejoin() for a member" in caplog.text)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    await newcomer(alone)
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("end", ["timeout", "cancellation"])
