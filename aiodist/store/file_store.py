@@ -40,9 +40,9 @@ class FileStore(Unpicklable, Store):
     """A handle on the store in a file. Make it with `open`.
 
     Writers append under a file lock. Readers poll with growing pauses of at most 20 ms. No call
-    blocks the loop for longer than it takes to read or write its own bytes. The file (mode 0600) is
-    removed when its last handle is closed. Do not use a handle in a forked child: open the file
-    there.
+    blocks the loop for longer than it takes to read or write its own bytes. The file (mode 0600)
+    grows by each write, and is removed when its last handle is closed: keep values that change
+    often for days in a TcpStore. Do not use a handle in a forked child: open the file there.
     """
 
     def __init__(self, *_: object, **__: object) -> None:

@@ -328,7 +328,7 @@ async def _join(store: AsyncStore, size: int, waits: bool, deadline: Deadline) -
 
 
 class FileStore(_Opened):
-    """A store in a file, for processes that share a file system."""
+    """A store in a file, for processes that share a file system. The file grows by each write."""
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:
         """Join the store in a file, which is made if absent, and removed when its last user closes it.
