@@ -17,7 +17,11 @@ from aiodist.launch.restarts import Restarts
 from aiodist.observe.folder import read_parts
 from tests.limits import scaled
 
-WAIT = "open(f'pid{RANK}', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+WAIT = (
+    "open(f'pid{RANK}', 'w').write(str(os.getpid()))\n"
+    # Short sleeps: a signal that arrives just before a sleep begins does not end that sleep.
+    "for _ in range(600): time.sleep(0.1)\n"
+)
 
 
 def lines(text: str) -> list[str]:
@@ -505,7 +509,9 @@ def test_a_terminal_that_hangs_up_leaves_the_ranks_their_grace(sandbox, run_comm
     leader, follower = os.openpty()
     script = sandbox.script(SAVE + WAIT)
     try:
-        job = sandbox.start(*run_command, "-n", "2", script, stdout=follower, stderr=follower)
+        job = sandbox.start(
+            *run_command, "-n", "2", "--grace", "1000", script, stdout=follower, stderr=follower
+        )
         sandbox.wait_for("pid0", "pid1")
     finally:
         os.close(leader)
@@ -523,7 +529,9 @@ def test_a_full_disk_ends_the_job_and_leaves_the_ranks_their_grace(sandbox, run_
         "print('line', flush=True)\n" + WAIT
     )
     with open("/dev/full", "wb") as full, open(sandbox.folder / "told", "wb") as told:
-        job = sandbox.start(*run_command, "-n", "2", script, stdout=full, stderr=told)
+        job = sandbox.start(
+            *run_command, "-n", "2", "--grace", "1000", script, stdout=full, stderr=told
+        )
     assert job.wait(sandbox.limit) == 141
     sandbox.wait_for("saved0", "saved1")
     said = (sandbox.folder / "told").read_text()
