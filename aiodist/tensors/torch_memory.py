@@ -197,7 +197,7 @@ def _refuse_wrapper(tensor: Tensor, name: str) -> None:
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise TypeError(
             f"{name} is a {type(tensor).__name__}, which wraps other tensors; pass the plain "
-            f"tensor inside (a DTensor gives it with to_local())"
+            "tensor inside (a DTensor gives it with to_local(), an AsyncCollectiveTensor with wait())"
         )
 
 

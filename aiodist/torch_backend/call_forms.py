@@ -1,7 +1,11 @@
-"""torch's short form of a call: tensors without lists, values without an options object.
+"""Other arguments that the methods of torch's own class take.
 
-Python code may call ``group.broadcast([tensor], opts)`` or ``group.broadcast(tensor, root)``. torch's own
-class overloads each method for both forms. A Python class has one method of a name.
+The short form of a call has tensors without lists, and values without an options object. Python code may
+call ``group.broadcast([tensor], opts)`` or ``group.broadcast(tensor, root)``. torch's own class overloads
+each method for both forms. A Python class has one method of a name.
+
+A tensor may be an ``AsyncCollectiveTensor``: the result of a collective that is still in progress. The
+output of a tensor-parallel model is one. torch's own class waits for it in C++.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+Class = TypeVar("Class", bound=type[Any])
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _VALUES = ("root", "op", "timeout")
@@ -76,3 +81,39 @@ def _in_list(value: Any, count: int) -> Any:
     if count == 1:
         return value  # torch takes a list there as well
     return [value] if value else []  # a rank other than the root passes an empty list
+
+
+def takes_async_tensors(cls: Class) -> Class:
+    """Have the methods that ``cls`` itself defines wait for each AsyncCollectiveTensor that they get.
+
+    The calling thread waits: the operation starts in the loop's thread, which must not block.
+    """
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method):
+            setattr(cls, name, _after_waiting(method))
+    return cls
+
+
+def _after_waiting(method: Method) -> Method:
+    @functools.wraps(method)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(map(_has_async, args)) or any(map(_has_async, kwargs.values())):
+            args = tuple(map(_plain, args))
+            kwargs = {name: _plain(value) for name, value in kwargs.items()}
+        return method(group, *args, **kwargs)
+
+    return cast(Method, call)
+
+
+def _has_async(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_async, value))
+    # Of the type: Python remembers what a type lacks, so each call asks at little cost.
+    return hasattr(type(value), "trigger_wait")
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with the plain tensor inside in place of each AsyncCollectiveTensor."""
+    if isinstance(value, (list, tuple)):
+        return list(map(_plain, value))
+    return value.trigger_wait() if _has_async(value) else value

@@ -34,13 +34,14 @@ from aiodist.groups.operation import (
     Scatter,
 )
 from aiodist.groups.work import Work
-from aiodist.torch_backend.call_forms import also_short
+from aiodist.torch_backend.call_forms import also_short, takes_async_tensors
 from aiodist.torch_backend.group_state import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, root_rank, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
 from aiodist.torch_backend.torch_work import TorchReceive, TorchWork
 
 
+@takes_async_tensors
 class TorchGroup(Membership):
     """The group that ``init_process_group("aiodist")`` and ``new_group`` of torch return.
 

@@ -37,6 +37,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("operations:coalesced_and_blocking", 2),
         ("operations:ordered", 2),
         ("operations:functional_collectives", 3),
+        ("operations:results_in_progress", 3),
         ("compiled:traced", 2),
         ("compiled:waits_for_eager_code", 2),
         ("compiled:forgets_what_failed", 2),

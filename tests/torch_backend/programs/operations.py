@@ -421,6 +421,38 @@ def functional_collectives(rank: int, size: int) -> None:
     assert [(t + 0).max().item() for t in many] == [size, size]
 
 
+def results_in_progress(rank: int, size: int) -> None:
+    """What a functional collective returns may be passed on before it is waited for."""
+    group: Any = dist.group.WORLD
+
+    def unfinished() -> torch.Tensor:
+        result = functional.all_reduce(torch.ones(size), "sum", group)
+        assert type(result) is functional.AsyncCollectiveTensor
+        return result
+
+    inout = unfinished()
+    dist.all_reduce(inout)
+    assert (inout + 0).tolist() == [size**2] * size
+    places = [torch.zeros(size) for _ in range(size)]
+    dist.all_gather(places, unfinished())
+    assert torch.equal(torch.cat(places), torch.full((size**2,), float(size)))
+    total = torch.zeros(size)
+    dist.reduce_scatter(total, [unfinished() for _ in range(size)])
+    assert total.tolist() == [size**2] * size
+    got = torch.zeros(size)
+    group.alltoall_base(
+        output=got, input=unfinished(), output_split_sizes=[], input_split_sizes=[]
+    ).wait()
+    assert got.tolist() == [size] * size
+    if rank == 0:
+        dist.send(unfinished(), 1)
+    else:
+        result = unfinished()
+        if rank == 1:
+            dist.recv(got.zero_(), 0)
+            assert torch.equal(got, result + 0)
+
+
 def futures(rank: int, size: int) -> None:
     """Callbacks that start collectives and wait for them, while later ones have been asked for."""
     results = []
