@@ -129,8 +129,8 @@ class Cluster(Unpicklable):
                     self._ranks.append(await RankProcess.start(rank, shared | own, self._output))
                 await self._carry_out(self._ranks, *self._first_call)
             except BaseException:
-                await _settled(rank.end() for rank in self._ranks)
-                self._ranks = []
+                ranks, self._ranks = self._ranks, []
+                await _settled(rank.end() for rank in ranks)
                 raise
 
     async def close(self) -> None:

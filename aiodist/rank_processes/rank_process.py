@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -119,6 +119,7 @@ class RankProcess:
         self._marks = [asyncio.Queue() for _ in self._pumps]
         self._writer.write(encode(FrameKind.CALL, call))  # now: an interrupt comes behind it
         self._answering = asyncio.create_task(self._answer())
+        self._answering.add_done_callback(_ask_for_error)
         return self._answering
 
     def interrupt(self) -> None:
@@ -131,12 +132,18 @@ class RankProcess:
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    async def end(self) -> None:
-        """Kill the process and free all that belongs to it."""
+    def end(self) -> Coroutine[Any, Any, None]:
+        """Kill the process now; return the coroutine that frees all that belongs to it.
+
+        A task may be cancelled before its coroutine begins, and the process must not live on then.
+        """
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # with the processes that it has started
-        self._writer.close()  # before what may be cancelled
+        self._writer.close()
+        return self._free()
+
+    async def _free(self) -> None:
         await self._exit_code()
         tasks: list[asyncio.Task[Any]] = list(self._pumps)
         if self._answering is not None:
@@ -198,3 +205,9 @@ class RankProcess:
                 self.context.run(self._output, self.number, text.decode(errors="replace"), stream)
             except Exception as error:  # noqa: BLE001  # raised by the call: the rank's output is read on
                 self._output_error = error
+
+
+def _ask_for_error(answer: Answer) -> None:
+    """Keep asyncio from logging the error of an answer for which a cancelled call no longer asks."""
+    if not answer.cancelled():
+        answer.exception()

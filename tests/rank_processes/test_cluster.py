@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import io
 import os
@@ -389,6 +390,35 @@ async def test_an_end_that_is_cancelled_leaves_no_socket_open() -> None:
     assert await process.wait() == -signal.SIGKILL
     assert mine.fileno() < 0
     theirs.close()
+
+
+async def cancel_at_every_turn(task: asyncio.Task[Any]) -> None:
+    """Cancel ``task`` until it ends, as a cancelled scope of anyio does."""
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("phase", ["start", "close"])
+async def test_ranks_are_killed_however_often_their_program_is_cancelled(
+    phase: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Ranks(2)
+    task = asyncio.create_task(cluster.start())
+    await until(lambda: len(cluster._ranks) == 2)
+    ranks = list(cluster._ranks)
+    if phase == "close":
+        await task
+        task = asyncio.create_task(cluster.close())
+        await asyncio.sleep(0)
+    await cancel_at_every_turn(task)
+    with pytest.raises(InvalidUsageError, match="the cluster is closed"):
+        await cluster.run(int)
+    await until(lambda: not any(rank.is_alive for rank in ranks))
+    await asyncio.wait([task for rank in ranks for task in [*rank._pumps, rank._answering] if task])
+    gc.collect()
+    assert caplog.text == ""
 
 
 async def test_ranks_that_cannot_meet_say_why_and_leave_no_process() -> None:
