@@ -107,8 +107,7 @@ def _chosen(group: Group | None) -> tuple[World, GroupEngine | None]:
     chosen = world.find(group)
     if isinstance(chosen, NonGroupMember):
         return world, None
-    if world.its_loop is not None:  # a destroyed process group has no loop
-        world.check_loop()
+    world.check_loop()
     return world, chosen
 
 

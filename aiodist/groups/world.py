@@ -348,8 +348,7 @@ class World:
     def group_here(self, group: Group | None) -> GroupEngine:
         """Do as `member`, for what starts now: raise InvalidUsageError in another loop."""
         chosen = self.member(group)
-        if self.its_loop is not None:
-            self.check_loop()
+        self.check_loop()
         return chosen
 
     def member(self, group: Group | None) -> GroupEngine:
@@ -376,17 +375,21 @@ class World:
             asyncio._set_running_loop(None)
 
     def check_loop(self) -> None:
-        """Refuse a call outside the event loop that ``init_process_group`` ran in."""
+        """Refuse a call outside the event loop that ``init_process_group`` ran in.
+
+        A world that is destroyed, or whose ranks still meet, has no loop: all calls are let through.
+        """
         running = _running_loop()
-        if self.its_loop is not None and self.its_loop.is_closed():
+        if self.its_loop is None or self.its_loop is running:
+            return
+        if self.its_loop.is_closed():
             raise InvalidUsageError(_LOOP_ENDED)
-        if running is not self.its_loop:
-            where = "outside any event loop" if running is None else "in another event loop"
-            raise InvalidUsageError(
-                f"called {where}: this process group belongs to the loop that init_process_group ran "
-                "in. Call and await it there (by asyncio.run_coroutine_threadsafe from other threads), "
-                "or use aiodist.sync in a program without a loop"
-            )
+        where = "outside any event loop" if running is None else "in another event loop"
+        raise InvalidUsageError(
+            f"called {where}: this process group belongs to the loop that init_process_group ran "
+            "in. Call and await it there (by asyncio.run_coroutine_threadsafe from other threads), "
+            "or use aiodist.sync in a program without a loop"
+        )
 
     def check_loop_runs(self) -> None:
         """Refuse a call that would wait for ever: this thread runs the loop, and does not run it now.

@@ -116,7 +116,7 @@ class Service(Unpicklable):
             InvalidUsageError: On another rank, in another event loop, or inside ``worker`` or the
                 handler.
         """
-        self._check_loop()
+        self._world.check_loop()
         check_outside(self)
         return await self._submit(Request(request))
 
@@ -140,7 +140,7 @@ class Service(Unpicklable):
                 call is in another event loop, or inside ``worker`` or the handler.
             ServiceClosedError: The service has ended.
         """
-        self._check_loop()
+        self._world.check_loop()
         check_outside(self)
         self._check_open()  # first: without a world there are no places that ranks could name
         group = self._group
@@ -175,7 +175,7 @@ class Service(Unpicklable):
         The first leader is the group's first rank. When a leader is lost, the first rank of those that
         are left takes its place. Raises what ended the service on this rank.
         """
-        self._check_loop()
+        self._world.check_loop()
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_over or self._leads)
         if self._is_over:
@@ -187,7 +187,7 @@ class Service(Unpicklable):
 
         That is ServiceClosedError where the block of `serving` was cancelled, or raised.
         """
-        self._check_loop()
+        self._world.check_loop()
         await asyncio.wait({self._running})
         if self._running.cancelled():  # the task that waits here is not
             raise self._closed.again()
@@ -207,11 +207,6 @@ class Service(Unpicklable):
         lost = self._world.endpoint.lost
         members = [rank for rank in self._group.ranks if self._is_serving and not lost(rank)]
         return [rank for rank in wanted if rank not in waiting and rank not in members]
-
-    def _check_loop(self) -> None:
-        """Raise InvalidUsageError in another event loop: a future of this one would not wake it."""
-        if self._world.its_loop is not None:  # a destroyed process group has no loop
-            self._world.check_loop()
 
     def _check_open(self) -> None:
         """Raise InvalidUsageError if another rank leads, ServiceClosedError if the service has ended."""

@@ -66,6 +66,16 @@ async def test_ranks_have_their_own_time_to_meet(monkeypatch: pytest.MonkeyPatch
         await meet_alone(init_timeout=0.1)
 
 
+async def test_a_second_start_while_the_ranks_meet_is_told_so() -> None:
+    init = partial(dist.init_process_group, rank=0, world_size=2, store=MemoryStore())
+    starting = asyncio.create_task(init())
+    await asyncio.sleep(0)
+    with pytest.raises(dist.InvalidUsageError, match="initialize the default process group twice"):
+        await init()
+    starting.cancel()
+    await asyncio.wait([starting])
+
+
 async def test_the_time_to_meet_is_no_limit_of_operations() -> None:
     await dist.init_process_group(rank=0, world_size=1, timeout=None, init_timeout=50)
     assert dist.group.WORLD is not None

@@ -98,6 +98,15 @@ async def test_a_shrunk_group_is_a_group_with_methods() -> None:
     await run_ranks(2, main, timeout=scaled(20))
 
 
+async def test_a_destroyed_group_says_so_when_it_is_shrunk() -> None:
+    await dist.init_process_group(rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    await dist.destroy_process_group()
+    with pytest.raises(dist.GroupClosedError, match="was destroyed"):
+        await group.shrink()
+
+
 async def ranks_of(size: int, main: object) -> list[object]:
     """Run ``main(rank, store)`` in a world of its own for each rank; results and errors."""
     store = dist.MemoryStore()
