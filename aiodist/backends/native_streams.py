@@ -136,6 +136,7 @@ class Stream(ObjectStream):
             self._give_up(summary_of(error))
 
     async def __anext__(self) -> Any:
+        self._group.world.check_loop()
         while True:
             if self._buffer:
                 item, size = self._buffer.popleft()
@@ -156,6 +157,7 @@ class Stream(ObjectStream):
             await self._wait(self._readers)
 
     async def send(self, obj: Any) -> None:
+        self._group.world.check_loop()
         self._check_sends()
         if not self._in_line:
             packed = self._codec.dump_at_once(obj, allow_pickle=self._allow_pickle)
@@ -174,12 +176,14 @@ class Stream(ObjectStream):
             await self._send(await run_gradually(_next_turn, steps))
 
     async def end(self) -> None:
+        self._group.world.check_loop()
         async with self._own_turn():  # sends that wait come first
             if not self._ended and not self._peer_ended:
                 self._check_error()
             self._end("")
 
     async def close(self) -> None:
+        self._group.world.check_loop()
         self._stop_reading("")  # first: a send may wait until the peer reads, or closes in turn
         await self.end()
 

@@ -41,7 +41,7 @@ class ObjectStream(Unpicklable, ABC):
         Several tasks may iterate: each object goes to one of them. Cancelled, it loses no object.
         Objects that came before the peer closed or died are still received. Then StreamClosedError
         is raised where the peer gave the stream up, PeerLostError where it is gone. Raises
-        InvalidUsageError after `close`.
+        InvalidUsageError after `close`, and in another event loop, as all methods do.
         """
 
     @abstractmethod
@@ -58,7 +58,7 @@ class ObjectStream(Unpicklable, ABC):
             StreamClosedError: The peer has closed its end.
             PeerLostError: The peer is gone.
             TypeError: The object cannot travel.
-            InvalidUsageError: After `end` or `close`.
+            InvalidUsageError: After `end` or `close`, or in another event loop.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -559,6 +560,18 @@ async def test_objects_that_do_not_travel_leave_the_stream_as_it_was() -> None:
                 with pytest.raises(TypeError, match="allow_pickle"):
                     await anext(stream)
                 assert await anext(stream) == 2
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_another_event_loop_is_refused_and_told_the_way() -> None:
+    async def on_rank(rank: int) -> None:
+        async with dist.open_stream(1 - rank) as stream:
+            for call in (partial(stream.send, 1), stream.__anext__, stream.end, stream.close):
+                with pytest.raises(dist.InvalidUsageError, match="run_coroutine_threadsafe"):
+                    await asyncio.to_thread(asyncio.run, call())
+            await stream.send(2)
+            assert await anext(stream) == 2
 
     await run_ranks(2, on_rank, timeout=60)
 
