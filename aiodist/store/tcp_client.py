@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import DistStoreError
+from aiodist.errors import DistStoreError, InvalidUsageError
 from aiodist.store.addresses import show
 from aiodist.store.base_store import (
     Store,
@@ -37,7 +37,7 @@ class TcpStore(Unpicklable, Store):
 
     Calls are pipelined: many can be in progress at once. Waiting happens in the server. When the
     connection breaks, every call in progress and every later one raises DistStoreError; connect
-    again to go on.
+    again to go on. In another event loop than that of `connect` calls raise InvalidUsageError.
     """
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -208,9 +208,15 @@ class TcpStore(Unpicklable, Store):
     ) -> tuple[int, asyncio.Future[_Reply]]:
         if self._closed or self._cause is not None:
             raise self._failure()
+        loop = self._task.get_loop()
+        if asyncio.get_running_loop() is not loop:
+            raise InvalidUsageError(
+                f"the connection to the store at {self._name} belongs to another event loop: call it there "
+                "(by asyncio.run_coroutine_threadsafe from other threads), or connect again in this one"
+            )
         number = next(self._numbers)
         frame = pack((number, operation, *arguments), self._max_frame)
-        future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_Reply] = loop.create_future()
         self._calls[number] = future
         self._writer.write(frame)
         return number, future

@@ -17,7 +17,7 @@ from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.store import TcpStore, TcpStoreServer, exchange, join, leave, tcp_server
 from aiodist.store.tcp_greeting import answer_client, await_proof, greet_server
 from aiodist.testing.check_store import check_store
-from tests.limits import until
+from tests.limits import scaled, until
 
 
 def soon() -> Deadline:
@@ -677,3 +677,13 @@ async def test_a_store_whose_reader_was_cancelled_raises_at_once(server):
         async with asyncio.timeout(20):
             with pytest.raises(DistStoreError, match="closed on this side"):
                 await store.set("key", b"")
+
+
+async def test_another_event_loop_is_refused_and_told_the_way(server):
+    client = await TcpStore.connect("127.0.0.1", server.port)
+    await client.set("key", b"value")
+    for call in (client.get("key"), client.set("key", b"other"), client.wait(["missing"])):
+        with pytest.raises(InvalidUsageError, match="run_coroutine_threadsafe"):
+            await asyncio.to_thread(asyncio.run, asyncio.wait_for(call, scaled(5)))
+    assert await client.get("key") == b"value"
+    await client.close()
