@@ -43,7 +43,8 @@ async def sync_state(
     that cannot be written, logs a warning: its model does not get the source's. A namedtuple stays
     one where this rank has one of as many fields.
 
-    After a failure or a cancellation the state is a mixture: call it again on a group that works.
+    It consists of several operations. After a failure or a cancellation the state is a mixture, and
+    ranks may have started different numbers of them: call it again on a new group, such as `shrink` makes.
 
     Args:
         state_dict: Dicts, lists and tuples of tensors (or arrays) and of what objects may hold,
