@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import os
 import weakref
+from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter, sleep
@@ -334,8 +335,8 @@ def dropped(rank: int, size: int) -> None:
         assert t.item() == size
         return made
 
-    before = what_is_open()
-    named = names_of_descriptors()
+    dist.destroy_process_group()  # its heartbeats may make a connection at any time
+    before, threads = descriptors(), count_threads()
     for number in range(3):
         first, second = group(2 * number), group(2 * number + 1)
         if rank == 0:
@@ -350,23 +351,23 @@ def dropped(rank: int, size: int) -> None:
         second.allreduce([torch.ones(1)]).wait()
         del second
     end = perf_counter() + 25
-    while (left := what_is_open()) > before and perf_counter() < end:
+    while (descriptors() - before or count_threads() > threads) and perf_counter() < end:
         sleep(0.01)
-    assert left <= before, (before, left, sorted(names_of_descriptors() - named))
+    assert not (left := descriptors() - before), left
+    assert count_threads() <= threads
 
 
-def what_is_open() -> tuple[int, int]:
-    """The numbers of descriptors and threads."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+def count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
-def names_of_descriptors() -> set[str]:
-    """What the descriptors refer to: a failure shows those that are new."""
-    names = set()
+def descriptors() -> Counter[str]:
+    """What the descriptors refer to: several may refer to the like of `anon_inode:[eventpoll]`."""
+    found = Counter[str]()
     for entry in os.scandir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # another thread may have closed it by now
-            names.add(os.readlink(entry))
-    return names
+            found[os.readlink(entry)] += 1
+    return found
 
 
 def part_dropped(rank: int, size: int) -> None:
