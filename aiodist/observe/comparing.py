@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist.observe.rank_report import RankReport
+from aiodist.observe.recorder import DONE, Operation
 from aiodist.observe.text_table import ranks
 
 
@@ -14,7 +15,9 @@ class GroupStory:
     """A group as the reports of its members describe it. ``started``: by rank, for ranks with a report.
 
     ``first_difference``: the lowest sequence number in which members differ, or None. They differ
-    if they started different calls, if only some started it, or if it ended differently.
+    if they started different calls, if only some started it, or if it ended differently. A difference
+    that the program has handled does not count: all members finished an operation that they called
+    after it.
     """
 
     name: str
@@ -77,6 +80,14 @@ def _story(
     }
     started = {rank: part.started(group) for rank, part in members.items()}
     numbers = sorted({number for mine in remembered.values() for number in mine})
+    agreed = max(
+        (
+            number
+            for number in numbers
+            if all(_is_done(mine, number) for mine in remembered.values())
+        ),
+        default=-1,
+    )
     for number in numbers:
         calls: dict[str, list[int]] = {}
         errors: dict[str, str] = {}
@@ -89,7 +100,7 @@ def _story(
                 asked.setdefault(mine[number].call, []).append(rank)
             elif number >= started[rank]:
                 calls.setdefault("has not entered it", []).append(rank)
-        if len(calls) > 1:
+        if len(calls) > 1 and not _is_past(number, agreed, remembered):
             told = {
                 f"{call}, {errors[call]}" if errors.get(call) else call: tuple(callers)
                 for call, callers in calls.items()
@@ -97,6 +108,19 @@ def _story(
             sentence = _disagreement(name, number, asked)
             return GroupStory(name, ranks_of_group, started, number, told, sentence)
     return GroupStory(name, ranks_of_group, started, None, {})
+
+
+def _is_done(mine: Mapping[int, Operation], number: int) -> bool:
+    return number in mine and mine[number].state == DONE
+
+
+def _is_past(number: int, agreed: int, remembered: Mapping[int, Mapping[int, Operation]]) -> bool:
+    """Return whether all ranks called operation ``agreed`` after operation ``number`` had ended."""
+    return number < agreed and all(
+        0 < mine[number].finished < mine[agreed].created
+        for mine in remembered.values()
+        if number in mine
+    )
 
 
 def _disagreement(name: str, number: int, asked: Mapping[str, list[int]]) -> str:
