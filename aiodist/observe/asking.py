@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.observe.job_names import jobs_called
-from aiodist.observe.query_protocol import ask_all, ask_here
+from aiodist.observe.query_protocol import ask_all, ask_here, listener_at
 from aiodist.observe.rank_report import Identity, RankReport, decode_report
 from aiodist.observe.server import PREFIX
 from aiodist.procfs import stat_fields
@@ -28,11 +28,21 @@ _LONGEST_COMMAND = 60
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank on this host answers: a name in the abstract namespace."""
+    """Where a rank on this host answers: a name in the abstract namespace.
+
+    ``pid``: the rank's own number of its process, in a container that of the container.
+    """
 
     name: str
     rank: int
     pid: int
+
+    def pid_here(self) -> int:
+        """Return the number of the rank's process in this pid namespace, or 0 if it is not seen here."""
+        try:
+            return listener_at(self.name)
+        except OSError:  # it has ended, or has more questions than it takes
+            return self.pid
 
 
 @dataclass(frozen=True)
@@ -93,10 +103,12 @@ def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
 def _command(places: list[Place]) -> str:
     """Return the command line of the first rank's process, after a semicolon; "" if it is not known."""
     try:
-        words = Path(f"/proc/{places[0].pid}/cmdline").read_bytes().decode(errors="replace")
+        text = Path(f"/proc/{places[0].pid_here()}/cmdline").read_text("utf-8", "replace")
     except (OSError, IndexError):
         return ""
-    line = " ".join(Path(word).name if "/" in word else word for word in words.split("\0") if word)
+    # The program of `python -c` is a word of several lines.
+    words = text.replace("\0", " ").split()
+    line = " ".join(Path(word).name if "/" in word else word for word in words)
     return f"; {line[:_LONGEST_COMMAND]}" if line else ""
 
 
@@ -129,7 +141,7 @@ def ask_ranks(
         if isinstance(answer, bytes):
             parts[place.rank] = decode(answer)
         else:
-            silent[place.rank] = _why_silent(place.pid, answer, half)
+            silent[place.rank] = _why_silent(place, answer, half)
     helper, all_ranks = _all_ranks([place for place in places if place.rank in parts], end)
     away = [each for each in all_ranks if each.rank not in parts and each.rank not in silent]
     if helper is not None and away:
@@ -188,7 +200,10 @@ def _ask_away(
     return answers
 
 
-def _why_silent(pid: int, error: BaseException, seconds: float) -> str:
+def _why_silent(place: Place, error: BaseException, seconds: float) -> str:
+    pid = place.pid_here()
+    if not pid:
+        return f"process {place.pid} of another pid namespace: {error}"
     state = _state(pid)
     if state in ("", "Z", "X"):
         return f"process {pid} has ended"

@@ -157,6 +157,17 @@ def is_trusted(uid: int) -> bool:
     return uid in (0, os.geteuid())
 
 
+def listener_at(name: str) -> int:
+    """Return the process that listens at abstract ``name``, by its number in this pid namespace.
+
+    0 if this pid namespace does not see it. Raises OSError if none listens, or too many ask it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        sock.connect("\0" + name)
+        return peer_of(sock)[0]
+
+
 def ask_here(name: str, question: Mapping[str, Any], seconds: float) -> bytes:
     """Ask the rank that listens at abstract ``name`` on this host. Raises OSError, EOFError, ..."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +261,59 @@ def test_jobs_are_found_in_the_kernels_table() -> None:
 def test_a_socket_of_any_bytes_as_its_name_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+def listen(stack: ExitStack, name: str) -> Place:
+    """A rank of this process that does not answer, as its container would number the process."""
+    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    sock.bind("\0" + name)
+    sock.listen(1)
+    return Place(name, 0, 1 << 30)
+
+
+def test_a_process_of_another_pid_namespace_has_its_number_here() -> None:
+    with ExitStack() as stack:
+        place = listen(stack, f"aiodist-why/test-{os.getpid()}")
+        answers = asking.ask_ranks([place], {"ask": "part"}, bytes, 0.1)
+        assert answers.silent[0].startswith(f"process {os.getpid()} runs, and said nothing")
+
+
+def test_a_process_that_this_pid_namespace_does_not_see_is_not_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "listener_at", lambda name: 0)  # as the kernel tells it then
+    with ExitStack() as stack:
+        place = listen(stack, f"aiodist-why/test-{os.getpid()}")
+        answers = asking.ask_ranks([place], {"ask": "part"}, bytes, 0.1)
+        assert answers.silent[0].startswith(f"process {1 << 30} of another pid namespace: ")
+
+
+def test_the_list_of_jobs_has_a_line_for_each_whatever_its_program_is() -> None:
+    script = r"""
+import socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+sock.bind("\0" + sys.argv[1])
+sock.listen(1)
+print(flush=True)
+sys.stdin.read()
+"""
+    name = f"aiodist-why/test-{os.getpid()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        jobs = {"one": [Place(name, 0, 1 << 30)], "other": []}
+        with pytest.raises(InvalidUsageError) as told:
+            choose_job(jobs, None)
+        process.communicate()
+    problem, *lines = str(told.value).splitlines()
+    assert problem == "several jobs run here; name one of"
+    assert lines[0].startswith("  one  (ranks here: 1; python")
+    assert "-c import socket, sys sock = " in lines[0]
+    assert lines[1:] == ["  other  (ranks here: 0)"]
+
+
     table = tmp_path / "unix"
     table.write_bytes(TABLE.format(uid=os.geteuid()).encode() + b"000: 2 0 1 1 01 7 @caf\xe9\n")
     monkeypatch.setattr(asking, "_TABLE", table)
