@@ -87,8 +87,8 @@ def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
         return fitting[0]
     if not jobs:
         raise InvalidUsageError(
-            "no job of yours runs on this host: a rank can be asked from init_process_group on, "
-            "until it destroys its process group"
+            "no rank of yours can be asked on this host: one can from the end of "
+            "init_process_group until it destroys its process group, in its own network namespace"
         )
     shown = "\n".join(
         f"  {job}  (ranks here: {len(places)}{_command(places)})"
