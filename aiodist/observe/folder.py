@@ -79,7 +79,7 @@ def read_parts(directory: str | os.PathLike[str], job: str | None = None) -> Dum
         try:
             part = decode_report(path.read_bytes())
         except ProtocolError as error:
-            raise ProtocolError(f"{path}: {error}") from None
+            raise ProtocolError(f"{path}: {error}; move it away to see the other ranks") from None
         parts[part.rank] = part
     return Dump(chosen, parts, tuple(sorted(jobs.keys() - {chosen})))
 

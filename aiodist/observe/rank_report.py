@@ -17,6 +17,7 @@ from aiodist.observe.code_location import CodeLocation
 from aiodist.observe.recorder import RUNNING, GroupLabel, Operation, Recorder, UnderWay, recent
 
 VERSION = 1
+_LONGEST_ERROR = 200
 
 _SCALARS = MappingProxyType[str, tuple[type, ...]](
     {"int": (int,), "str": (str,), "float": (int, float), "bool": (bool,)}
@@ -176,7 +177,8 @@ def decode_report(data: bytes) -> RankReport:
         OverflowError,
         RecursionError,
     ) as error:
-        raise ProtocolError(f"this is no part of a dump: {error!r}") from None
+        what = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+        raise ProtocolError(f"this is no part of a dump ({what})") from None
 
 
 def _made(kind: Callable[..., Any], facts: dict[str, Any]) -> Any:

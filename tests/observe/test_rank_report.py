@@ -55,6 +55,15 @@ def test_a_malformed_part_is_refused(data: bytes) -> None:
         decode_report(data)
 
 
+@pytest.mark.parametrize("data", [b"\xff" * 100_000, broken(wall="x" * 100_000)])
+def test_the_error_about_a_foreign_file_is_a_line(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "aiodist-job-rank0.json"
+    path.write_bytes(data)
+    with pytest.raises(ProtocolError, match=r"this is no part of a dump .*; move it away") as told:
+        read_parts(tmp_path)
+    assert len(str(told.value)) < 1000
+
+
 def test_a_folder_has_one_file_a_rank_and_the_latest_job_counts(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     write_part(folder, part(0, size=2))
