@@ -54,6 +54,12 @@ def job_name(environ: Mapping[str, str], key: bytes) -> str:
     return f"{plain}-{digits}" if plain else digits
 
 
+def _folder(environ: Mapping[str, str], variable: str) -> str:
+    """Return what ``variable`` names, also if the program changes its directory later; "" if not set."""
+    name = environ.get(variable, "")
+    return name and os.path.abspath(name)
+
+
 class Answering(Protocol):
     """Answers questions about a rank; `server.Server` does."""
 
@@ -84,8 +90,8 @@ class Observer:
         self.samples: list[ClockSample] = []
         self.loop = asyncio.get_running_loop()
         self._observed = observed
-        self._dumps = environ.get(DUMP_VARIABLE, "")
-        self._traces = environ.get(TRACE_VARIABLE, "")
+        self._dumps = _folder(environ, DUMP_VARIABLE)
+        self._traces = _folder(environ, TRACE_VARIABLE)
         self._writing = threading.Lock()
         self._is_written = False  # the trace, to its end
         self._kept = (0, 0)  # operations begun and under way, when the trace was kept last

@@ -72,6 +72,24 @@ async def test_ranks_that_disagree_are_named(
     assert "first difference at operation 1" in told
 
 
+@pytest.mark.parametrize("variable", ["AIODIST_DUMP_DIR", "AIODIST_TRACE_DIR"])
+async def test_a_folder_is_the_one_named_at_the_start_whatever_directory_the_program_goes_to(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, "parts")
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        (tmp_path / "other").mkdir(exist_ok=True)
+        os.chdir(tmp_path / "other")
+        if variable == "AIODIST_DUMP_DIR":
+            dist.dump_operations()
+
+    await run_ranks(2, main)
+    assert sorted(read_parts(tmp_path / "parts").parts) == [0, 1]
+
+
 async def test_the_rank_that_never_came_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
