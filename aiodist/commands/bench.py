@@ -20,7 +20,7 @@ from aiodist.bench.measure import Effort
 from aiodist.bench.peers import PEERS
 from aiodist.bench.times import Timing
 from aiodist.commands.main import version_of
-from aiodist.commands.output_file import check_output
+from aiodist.commands.output_file import check_output, write_output
 from aiodist.commands.terminal import BOLD, GREEN, coloured, has_colours
 from aiodist.commands.trace import check_kind
 from aiodist.errors import InvalidUsageError
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     _show(rows, against)
     if args.json:
-        Path(args.json).write_text(text, encoding="utf-8")
+        write_output(Path(args.json), text)
     if args.svg:
         draw(rows, Path(args.svg), _machine())
     return 0

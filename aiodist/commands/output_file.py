@@ -1,4 +1,4 @@
-"""Check the file that a command writes at its end, before the command begins."""
+"""The file that a command writes at its end: check it before the command begins, and write it."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def check_output(option: str, path: Path) -> None:
             f"{option} {path}: no file can be written there ({error.strerror}); name a file in a "
             "folder that exists and that you may write to"
         ) from None
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write ``text`` to the file ``path``. Raises OSError with the name of the file, as on a full disk.
+
+    A file that could not be written to its end is removed.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if path.is_file():  # neither a pipe nor a device
+            path.resolve().unlink()
+        error.filename = str(path)
+        raise

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiodist.commands.output_file import check_output
+from aiodist.commands.output_file import check_output, write_output
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.observe.folder import Dump, read_parts
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     dump = read_parts(args.folder, args.job)
     sys.stderr.write(write_trace(dump, path, "--job takes one of them"))
     if args.map:
-        Path(args.map).write_text(traffic_map(dump.parts), encoding="utf-8")
+        write_output(Path(args.map), traffic_map(dump.parts))
         sys.stderr.write(f"aiodist: the map of the ranks is in {args.map}\n")
     return 0
 
@@ -86,7 +86,7 @@ def write_trace(dump: Dump, path: Path, advice: str) -> str:
     trace = chrome_trace(dump.parts)
     is_picture = path.suffix.lower() == ".svg"
     text = timeline(dump.parts) if is_picture else json.dumps(trace)
-    path.write_text(text, encoding="utf-8")
+    write_output(path, text)
     count = sum(len(part.operations) for part in dump.parts.values())
     told = f"aiodist: {count} operations of {len(dump.parts)} ranks are in {path}"
     errors = trace["otherData"]["clock_error_us"].values()

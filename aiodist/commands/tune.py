@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aiodist.collectives.rule_tables import TUNABLE, Tables, decode, encode
 from aiodist.collectives.select import Rule, Rules
-from aiodist.commands.output_file import check_output
+from aiodist.commands.output_file import check_output, write_output
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of, unknown
 from aiodist.launch.quantities import numbers, sizes
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("aiodist: node 0 writes the table\n")
         return 0
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "host": platform.node()}
-    path.write_text(encode(measured, shared, over_hosts, machine), encoding="utf-8")
+    write_output(path, encode(measured, shared, over_hosts, machine))
     sys.stderr.write(f"aiodist: the table is in {path}; a job takes it with AIODIST_TABLE={path}\n")
     return 0
 

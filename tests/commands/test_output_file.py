@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from aiodist.commands.main import main
-from aiodist.commands.output_file import check_output
+from aiodist.commands.output_file import check_output, write_output
 from aiodist.errors import InvalidUsageError
 
 COMMANDS = {
@@ -53,3 +54,22 @@ def test_a_check_keeps_a_link_that_leads_to_no_file_yet(tmp_path: Path) -> None:
     check_output("--trace", link)
     assert link.is_symlink()
     assert list(tmp_path.iterdir()) == [link]
+
+
+def test_a_file_that_could_not_be_written_to_its_end_is_named_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(text[:1].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/trace\.json'"):
+        write_output(tmp_path / "trace.json", "{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_full_is_named_and_stays() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_output(Path("/dev/full"), "{}")
+    assert Path("/dev/full").exists()
