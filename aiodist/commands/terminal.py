@@ -63,13 +63,17 @@ class Frames:
         """Columns of the terminal; None for a file, which has no limit."""
         return shutil.get_terminal_size().columns if self.in_place else None
 
+    @property
+    def height(self) -> int | None:
+        """Lines that fit the terminal; None for a file, which has no limit."""
+        return shutil.get_terminal_size().lines - 1 if self.in_place else None
+
     def draw(self, lines: Sequence[str]) -> None:
         """Show ``lines`` in place of those before. What does not fit the height is left out."""
         if not self.in_place:
             self._output.write("".join(f"{line}\n" for line in [*([""] * self._drawn), *lines]))
         else:
-            height = shutil.get_terminal_size().lines
-            shown = "".join(f"{line}{_CLEAR_RIGHT}\n" for line in lines[: height - 1])
+            shown = "".join(f"{line}{_CLEAR_RIGHT}\n" for line in lines[: self.height])
             start = _HOME if self._drawn else _CLEAR_SCREEN + _HOME
             self._output.write(start + shown + _CLEAR_BELOW)
         self._drawn = True

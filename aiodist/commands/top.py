@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
                 if args.json:
                     frames.print(json.dumps(picture.facts()))
                 else:
-                    frames.draw(picture.lines(frames.width, colours=colours))
+                    frames.draw(picture.lines(frames.width, frames.height, colours=colours))
                 before = now
                 if args.once:
                     break
@@ -143,10 +143,21 @@ class Picture:
             **({} if load is None else asdict(load)),
         }
 
-    def lines(self, width: int | None, *, colours: bool) -> list[str]:
-        """Return the text, each line at most ``width`` columns."""
+    def lines(self, width: int | None, height: int | None = None, *, colours: bool) -> list[str]:
+        """Return the text, each line at most ``width`` columns.
+
+        Of more ranks than fit into ``height`` lines, the silent ones and the slowest stay.
+        """
         worst = slowest(self.loads)
         numbers = sorted(self.usages.keys() | self.silent.keys())
+        conclusion = self._conclusion(worst)
+        told = [conclusion] if width is None else textwrap.wrap(conclusion, width)
+        room = len(numbers) if height is None else max(1, height - _FIXED_LINES - len(told))
+        left_out: list[str] = []
+        if len(numbers) > room:
+            numbers.sort(key=lambda rank: (rank not in self.silent, rank != worst, rank))
+            left_out = [f"and {len(numbers) - room + 1} more ranks"]
+            numbers = sorted(numbers[: room - 1])
         head, *rows = table([_HEAD, *map(self._row, numbers)]).splitlines()
         clock = time.strftime("%H:%M:%S")
         size = "1 rank" if self.size == 1 else f"{self.size} ranks"
@@ -155,10 +166,8 @@ class Picture:
         for rank, row in zip(numbers, rows, strict=True):
             codes = [RED] if rank in self.silent else [YELLOW] if rank == worst else []
             lines.append(coloured(_cut(row, width), *codes, on=colours))
-        conclusion = self._conclusion(worst)
         codes = [YELLOW] * (worst is not None)
-        told = [conclusion] if width is None else textwrap.wrap(conclusion, width)
-        return [*lines, "", *(coloured(line, *codes, on=colours) for line in told)]
+        return [*lines, *left_out, "", *(coloured(line, *codes, on=colours) for line in told)]
 
     def _row(self, rank: int) -> tuple[str, ...]:
         if rank in self.silent:
@@ -193,6 +202,9 @@ class Picture:
             f"Rank {worst} is the slowest: the others waited for it {share:.0%} of the time.{place}"
         )
 
+
+_FIXED_LINES = 4
+"""Lines of a picture besides its rows and what it concludes."""
 
 _HEAD = (
     "rank",

@@ -9,12 +9,16 @@ import signal
 import sys
 import termios
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from aiodist.commands.main import main as aiodist
 from aiodist.commands.terminal import Frames, has_colours
 from aiodist.commands.top import Picture
+from aiodist.observe.load import RankLoad
+from aiodist.observe.rank_report import Identity
+from aiodist.observe.usage import Usage
 from tests.observe.conftest import Job
 
 SLOW = """
@@ -110,6 +114,32 @@ def test_no_line_is_wider_than_the_terminal() -> None:
     narrow = picture.lines(10, colours=False)
     assert max(map(len, narrow)) == 10
     assert narrow[-2:] == ["Rank 0: no", "answer."]  # which is not cut
+
+
+def test_a_terminal_too_low_for_all_ranks_shows_the_silent_ones_and_the_conclusion() -> None:
+    picture = Picture("here", 64, 1.0, {}, {}, dict.fromkeys(range(64), "process 14908 has ended"))
+    whole = picture.lines(80, colours=False)
+    assert picture.lines(80, len(whole), colours=False)[1:] == whole[1:]
+    low = picture.lines(80, 24, colours=False)
+    assert len(low) == 24
+    assert low[-3:] == ["and 46 more ranks", "", "Ranks 0-63: no answer."]
+
+
+def usage(rank: int, size: int) -> Usage:
+    identity = Identity("here", rank, size, "vm", "kernel", 100 + rank)
+    return Usage(identity, 1, 0, 0.0, 0, 0, "", None, (), (), ())
+
+
+def test_a_terminal_too_low_for_all_ranks_shows_the_slowest() -> None:
+    usages = {rank: usage(rank, 64) for rank in range(64)}
+    idle = RankLoad(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, is_sample=False)
+    busy = {rank: replace(idle, holds_up=float(rank == 50)) for rank in range(64)}
+    picture = Picture("here", 64, 1.0, usages, busy, {})
+    low = picture.lines(80, 10, colours=False)
+    assert [line.split()[0] for line in low[3:7]] == ["0", "1", "2", "50"]
+    assert low[7:] == ["and 60 more ranks", "", low[-1]]
+    assert low[-1].startswith("Rank 50 is the slowest")
+    assert len(picture.lines(80, 2, colours=False)) == 6
 
 
 def test_a_file_gets_one_picture_below_the_other(capsys: pytest.CaptureFixture[str]) -> None:
