@@ -100,7 +100,9 @@ def write_trace(dump: Dump, path: Path, advice: str) -> str:
         for rank, part in dump.parts.items()
         if part.reason == SO_FAR
     }
-    missing = "".join(f"aiodist: rank {rank}: {why}\n" for rank, why in (cut | dump.silent).items())
+    missing = "".join(
+        f"aiodist: rank {rank}: {why}\n" for rank, why in sorted((cut | dump.silent).items())
+    )
     others = ""
     if dump.others:
         names = [*dump.others[:_MOST_NAMES]]

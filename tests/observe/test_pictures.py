@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from aiodist.commands.main import main as aiodist
-from aiodist.observe.folder import write_part
-from aiodist.observe.rank_report import RankReport
+from aiodist.commands.trace import write_trace
+from aiodist.observe.folder import Dump, write_part
+from aiodist.observe.rank_report import SO_FAR, RankReport
 from aiodist.observe.timeline import duration, nice_step, timeline
 from aiodist.observe.traffic_map import traffic, traffic_map
 from tests.observe.made import NOW, SECOND, op, part
@@ -122,6 +123,13 @@ def test_steps_and_durations() -> None:
 def test_a_picture_is_xml_whatever_an_error_says(error: str) -> None:
     drawn = timeline({0: part(0, op(0, "failed", error=f"RuntimeError: {error}"))})
     assert ElementTree.fromstring(drawn.encode()).tag.endswith("svg")
+
+
+def test_a_trace_names_killed_and_silent_ranks_in_order(tmp_path: Path) -> None:
+    parts = {rank: replace(part(rank, op(0, "done"), size=4), reason=SO_FAR) for rank in (3, 0, 2)}
+    told = write_trace(Dump("job", parts, ()), tmp_path / "t.json", "")
+    ranks = [line.split(":")[1] for line in told.splitlines()[1:]]
+    assert ranks == [" rank 0", " rank 1", " rank 2", " rank 3"]
 
 
 def test_a_trace_names_the_jobs_that_it_leaves_out(
