@@ -97,9 +97,16 @@ def loads(before: Mapping[int, Usage], now: Mapping[int, Usage]) -> dict[int, Ra
 
 
 def slowest(found: Mapping[int, RankLoad]) -> int | None:
-    """Return the rank that holds up the others most; None if no rank does noticeably."""
-    rank = max(found, key=lambda rank: found[rank].holds_up, default=None)
-    return None if rank is None or found[rank].holds_up < NOTICEABLE else rank
+    """Return the rank that holds up the others most; None if no rank does noticeably.
+
+    While a rank waits, it holds up the others because of another rank, as in a pipeline.
+    """
+    candidates = [rank for rank in found if found[rank].holds_up >= NOTICEABLE]
+    return max(candidates, key=lambda rank: _own_share(found[rank]), default=None)
+
+
+def _own_share(load: RankLoad) -> tuple[float, float]:
+    return load.holds_up * (1 - load.waiting), load.holds_up
 
 
 def _is_sample(usage: Usage) -> bool:

@@ -72,6 +72,26 @@ def test_a_rank_that_has_not_entered_is_waited_for_until_now() -> None:
     assert slowest(found) is None
 
 
+def test_the_last_rank_of_a_chain_is_the_slowest() -> None:
+    def receive(peer: int) -> Span:
+        return Span(7, -1, peer, 0, 0, 10 * SECOND, 0)
+
+    before = {rank: usage(rank, 10) for rank in range(3)}
+    now = {0: usage(0, 12, receive(1)), 1: usage(1, 12, receive(2)), 2: usage(2, 12)}
+    found = loads(before, now)
+    assert [found[rank].holds_up for rank in range(3)] == pytest.approx([0.0, 0.5, 0.5])
+    assert slowest(found) == 2
+
+
+def test_of_ranks_that_wait_for_each_other_the_one_that_most_wait_for_is_named() -> None:
+    def receive(peer: int) -> Span:
+        return Span(7, -1, peer, 0, 0, 10 * SECOND, 0)
+
+    before = {rank: usage(rank, 10) for rank in range(3)}
+    now = {rank: usage(rank, 12, receive(peer)) for rank, peer in enumerate((1, 0, 1))}
+    assert slowest(loads(before, now)) == 1
+
+
 def test_a_rank_that_answers_before_the_others_is_not_absent_from_what_came_after() -> None:
     """Two ranks enter every operation together; rank 1 tells of those until 11.9 only."""
     steps = [collective(number, 10 + number / 100, 10.009 + number / 100) for number in range(200)]
