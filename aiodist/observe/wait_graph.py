@@ -72,12 +72,15 @@ def judge(parts: Mapping[int, RankReport]) -> Verdict:
 def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
     if part.standpoint.stuck:
         return  # its loop is stuck, so it reads nothing
+    went_on = max(
+        (each.created for each in part.operations if each.state == DONE or each.awaited), default=0
+    )
     for operation in part.operations:
         if operation.state == RUNNING:
             if not operation.awaited:
                 continue  # it does not block the program
             ended = part.clock
-        elif operation.state == FAILED and not _is_past(operation, part):
+        elif operation.state == FAILED and not _is_past(operation, part.clock, went_on):
             ended = operation.finished
         else:
             continue
@@ -90,17 +93,16 @@ def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
             yield Wait(part.rank, on, operation, seconds, bool(absent))
 
 
-def _is_past(failed: Operation, part: RankReport) -> bool:
+def _is_past(failed: Operation, now: int, went_on: int) -> bool:
     """Return whether the rank no longer stands where ``failed`` left it: it failed long ago, or the
     program has handled the error, and called other operations since.
+
+    ``went_on``: when it last called one that it finished or awaits.
     """
-    age = part.clock - failed.finished
+    age = now - failed.finished
     if age < _DUMPING:
         return False
-    return age >= _FRESH or any(
-        each.created > failed.finished and (each.state == DONE or each.awaited)
-        for each in part.operations
-    )
+    return age >= _FRESH or went_on > failed.finished
 
 
 def _absent(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 from aiodist.observe.recorder import Operation
@@ -187,3 +190,25 @@ def test_the_table_has_a_line_for_every_rank() -> None:
 def test_numbers_of_ranks_are_runs() -> None:
     assert ranks([3]) == "rank 3"
     assert ranks([0, 1, 2, 5, 6]) == "ranks 0-2, 5, 6"
+
+
+class CountingReads(tuple[Operation, ...]):
+    """Operations that count how often they are read from the start."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Operation]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_the_operations_of_a_program_that_polls_are_read_once_and_not_once_for_each_failure() -> (
+    None
+):
+    def reads(failures: int) -> int:
+        polls = (op(i, "failed", waiting_for=[1], name="recv", peer=1) for i in range(failures))
+        operations = CountingReads(polls)
+        judge({0: replace(part(0), operations=operations), 1: part(1)})
+        return operations.reads
+
+    assert reads(50) == reads(1)
