@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from time import monotonic_ns, time
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -158,16 +158,14 @@ def decode_report(data: bytes) -> RankReport:
                 "it with the version that wrote it"
             )
         return RankReport(
-            identity=_made(Identity, facts["identity"]),
+            identity=_reader(Identity)(facts["identity"]),
             reason=str(facts["reason"]),
             clock=int(facts["clock"]),
             wall=float(facts["wall"]),
-            standpoint=_made(CodeLocation, facts["standpoint"]),
-            groups=tuple(_with_tuple(GroupState, each, "ranks") for each in facts["groups"]),
-            operations=tuple(
-                _with_tuple(Operation, each, "waiting_for") for each in facts["operations"]
-            ),
-            samples=tuple(_made(ClockSample, each) for each in facts["samples"]),
+            standpoint=_reader(CodeLocation)(facts["standpoint"]),
+            groups=tuple(map(_reader(GroupState, "ranks"), facts["groups"])),
+            operations=tuple(map(_reader(Operation, "waiting_for"), facts["operations"])),
+            samples=tuple(map(_reader(ClockSample), facts["samples"])),
         )
     except (
         ValueError,
@@ -181,18 +179,22 @@ def decode_report(data: bytes) -> RankReport:
         raise ProtocolError(f"this is no part of a dump ({what})") from None
 
 
-def _made(kind: Callable[..., Any], facts: dict[str, Any]) -> Any:
-    """Return a dataclass instance from all of its fields, each checked to be a JSON scalar of its type."""
-    known = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
-    if facts.keys() != known.keys():
-        raise ValueError(f"fields {sorted(facts.keys() ^ known.keys())}")
-    for name, value in facts.items():
-        scalar = _SCALARS.get(known[name])
-        if scalar is not None and not isinstance(value, scalar):
-            raise ValueError(f"{name} is {value!r}")
-    return kind(**facts)
+def _reader(kind: Callable[..., Any], of_ranks: str = "") -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes a dataclass instance from all of its fields.
 
+    It checks each to be a JSON scalar of its type. ``of_ranks``: the field that is a list of ranks.
+    """
+    known = {field.name: _SCALARS.get(str(field.type)) for field in fields(kind)}  # type: ignore[arg-type]
+    scalars = [(name, types) for name, types in known.items() if types is not None]
 
-def _with_tuple(kind: Callable[..., Any], facts: dict[str, Any], name: str) -> Any:
-    made = _made(kind, facts)
-    return replace(made, **{name: tuple(int(rank) for rank in getattr(made, name))})
+    def made(facts: dict[str, Any]) -> Any:
+        if facts.keys() != known.keys():
+            raise ValueError(f"fields {sorted(facts.keys() ^ known.keys())}")
+        for name, types in scalars:
+            if not isinstance(facts[name], types):
+                raise ValueError(f"{name} is {facts[name]!r}")
+        if of_ranks:
+            facts = {**facts, of_ranks: tuple(map(int, facts[of_ranks]))}
+        return kind(**facts)
+
+    return made

@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.observe import rank_report
 from aiodist.observe.code_location import CodeLocation
 from aiodist.observe.folder import read_parts, write_part
 from aiodist.observe.job_names import jobs_called
 from aiodist.observe.observer import job_name
 from aiodist.observe.rank_report import ClockSample, decode_report, report_of
-from aiodist.observe.recorder import GroupLabel, Record, Recorder
+from aiodist.observe.recorder import GroupLabel, Operation, Record, Recorder
 from tests.observe.made import op, part
 
 WHOLE = part(1, op(0, "done"), op(1, waiting_for=[0, 2]), samples=[ClockSample(1, 2, 3)])
@@ -53,6 +55,21 @@ def broken(**changes: object) -> bytes:
 def test_a_malformed_part_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_report(data)
+
+
+def test_the_fields_of_an_operation_are_found_once_and_not_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def counting(kind: type) -> object:
+        asked.append(kind)
+        return fields(kind)
+
+    monkeypatch.setattr(rank_report, "fields", counting)
+    whole = part(0, *(op(number) for number in range(50)))
+    assert decode_report(whole.encode()) == whole
+    assert asked.count(Operation) == 1
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 100_000, broken(wall="x" * 100_000)])
