@@ -38,6 +38,7 @@ _LENGTH = struct.Struct(">I")
 _NONCE = 32
 _PROOF = hashlib.sha256().digest_size
 _CREDENTIALS = struct.Struct("3i")
+_TIMEVAL = struct.Struct("2l")
 
 
 class Trust:
@@ -172,13 +173,27 @@ def ask_here(name: str, question: Mapping[str, Any], seconds: float) -> bytes:
     """Ask the rank that listens at abstract ``name`` on this host. Raises OSError, EOFError, ..."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with Line(sock, seconds) as line:
-        sock.settimeout(seconds)
-        sock.connect("\0" + name)
+        _connect_here(sock, name, seconds)
         _, uid = peer_of(sock)
         if os.geteuid() != 0 and not is_trusted(uid):
             raise HandshakeError(f"another user, {uid}, listens there")
         line.tell(json.dumps(question).encode())
         return line.receive(LONGEST_ANSWER)
+
+
+def _connect_here(sock: socket.socket, name: str, seconds: float) -> None:
+    """Connect to abstract ``name``; wait while as many questions as it takes wait there already.
+
+    Raises TimeoutError after ``seconds``, and OSError.
+    """
+    # With a time limit of Python's own, connect would fail at once in place of waiting.
+    microseconds = max(1, int(seconds * 1e6))
+    limit = _TIMEVAL.pack(*divmod(microseconds, 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    try:
+        sock.connect("\0" + name)
+    except BlockingIOError:
+        raise TimeoutError("no answer in time") from None
 
 
 def ask_there(address: str, trust: Trust, question: Mapping[str, Any], seconds: float) -> bytes:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from aiodist.accept_loop import PAUSE_SECONDS
 from aiodist.errors import HandshakeError, ProtocolError
 from aiodist.links.rank_info import RankInfo
 from aiodist.observe import server as server_module
-from aiodist.observe.asking import Place, ask_job, jobs_here
+from aiodist.observe.asking import Place, ask_job, ask_ranks, jobs_here
 from aiodist.observe.clock import align
 from aiodist.observe.observer import Observer
 from aiodist.observe.query_protocol import (
@@ -284,6 +285,35 @@ def test_a_line_is_over_when_its_time_is() -> None:
         theirs.sendall(b"too late")
         with pytest.raises(TimeoutError):
             line.receive(10)
+
+
+@contextmanager
+def full(name: str) -> Iterator[socket.socket]:
+    """A listener that has not accepted the one connection that waits there: it takes no more."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind("\0" + name)
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect("\0" + name)
+        yield listener
+
+
+def test_a_rank_with_as_many_questions_as_it_takes_is_silent() -> None:
+    name = f"aiodist-why/test-{os.getpid()}"
+    with full(name):
+        answers = ask_ranks([Place(name, 0, os.getpid())], {"ask": "part"}, bytes, 0.1)
+    assert "said nothing for 0.05 s: native code may hold the GIL" in answers.silent[0]
+
+
+def test_a_question_waits_until_those_before_it_have_been_accepted() -> None:
+    name = f"aiodist-why/test-{os.getpid()}"
+    with full(name) as listener, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask_here, name, {}, scaled(20))
+        listener.accept()[0].close()  # the one that fills it
+        with Line(listener.accept()[0], scaled(20)) as line:
+            assert line.receive(10) == b"{}"
+            line.tell(b"an answer")
+        assert asked.result() == b"an answer"
 
 
 async def test_ranks_on_another_host_are_asked_by_way_of_one_here() -> None:
