@@ -139,6 +139,7 @@ class ShmCommunicator:
         self.queue: deque[tuple[Entrant, Pending[None]]] = deque()
         self._admitting = False
         self._wait: Wait | None = None
+        self._slept_over: Wait | None = None  # by a blocked thread, if still waited for
         self._arming = False
         self._since = 0.0  # the wait began
         self._turns = 0  # of the loop, in which this wait was looked for
@@ -301,14 +302,13 @@ class ShmCommunicator:
         return self._memory.thread_bell
 
     def look(self) -> bool:
-        """Go on with the operation if it can. Returns whether it did."""
-        wait = self._wait
+        """Go on with the operation if it can. Returns whether this or the loop did since `fall_asleep`."""
         self.poll()
-        return self._wait is not wait
+        return self._wait is not self._slept_over
 
     def fall_asleep(self) -> bool:
         """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
-        wait = self._wait
+        wait = self._slept_over = self._wait
         if wait is None:  # for a turn of the loop, or to be admitted
             return False
         if not wait.asleep:
@@ -340,7 +340,7 @@ class ShmCommunicator:
         """Let the operation wait no more."""
         if self._wait is not None and self._wait.asleep:
             self.mine[ASLEEP] = 0
-        self._wait = None
+        self._wait = self._slept_over = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
