@@ -303,8 +303,9 @@ class ShmCommunicator:
 
     def look(self) -> bool:
         """Go on with the operation if it can. Returns whether this or the loop did since `fall_asleep`."""
+        slept_over = self._slept_over
         self.poll()
-        return self._wait is not self._slept_over
+        return self._wait is not slept_over
 
     def fall_asleep(self) -> bool:
         """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
