@@ -48,7 +48,12 @@ class Loop:
         self.ready.append(partial(callback, *args))
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
-        return self._scheduler.call_later(seconds, partial(self.call_soon, callback, *args))
+        def call() -> None:
+            if not timer.is_cancelled:  # perhaps after its time, and before the loop's turn
+                callback(*args)
+
+        timer = self._scheduler.call_later(seconds, partial(self.call_soon, call))
+        return timer
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         raise AssertionError(context)

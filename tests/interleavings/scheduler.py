@@ -50,9 +50,10 @@ class Timer:
         self.n_stores = n_stores
         self.callback = callback
         self.is_over = False
+        self.is_cancelled = False
 
     def cancel(self) -> None:
-        self.is_over = True
+        self.is_over = self.is_cancelled = True
 
 
 class Program:
