@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from aiodist.backends.torch_groups.reduce_ops import Change, Reducing, reducing
 from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
-from aiodist.completion import T
+from aiodist.completion import Pending, T
 from aiodist.deadline import Deadline
 from aiodist.errors import DistBackendError, ProtocolError
 from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
@@ -242,17 +241,18 @@ class TorchBackend(CollectiveBackend):
     ) -> Work[None]:
         """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
 
-        ``compare``: what has to end well before; it takes the place of the barrier. torch's thread
-        waits for it, so that operations keep their order.
+        ``compare``: what has to end well before; it takes the place of the barrier. Later collectives
+        wait for it too, since torch matches them by their order. Messages do not.
         """
         inputs, outputs = call.opened.inputs, call.opened.outputs
         slots, messages = [*inputs, *outputs], self._messages
         here = messages.here(device_of(slots) if slots else messages.own_device())
 
-        may_begin: SimpleQueue[bool] = SimpleQueue()  # of which the first counts
+        check = compare or barrier_dissemination
+        may_begin: Pending[bool] = Pending()
 
         def stage() -> None:
-            if not may_begin.get():
+            if not may_begin.value:
                 raise DistBackendError("it was given up before it began")
             for slot in inputs:
                 slot.load()
@@ -265,16 +265,18 @@ class TorchBackend(CollectiveBackend):
 
         async def body(context: CollectiveContext) -> None:
             if compare is None:
-                may_begin.put(True)
+                may_begin.complete(True)
             name = call.fingerprint.operation
-            running = messages.torch.start(stage, issue, hand_over, here, name, call.timeout)
+            running = messages.torch.start(
+                stage, issue, hand_over, here, name, call.timeout, may_begin
+            )
             try:
-                await (compare or barrier_dissemination)(context)
-                may_begin.put(True)
+                await check(context)
+                may_begin.complete(True)
                 await running.over
             except BaseException:
                 running.leave()
-                may_begin.put(False)
+                may_begin.complete(False)
                 raise
 
         apart = replace(call.fingerprint, elsewhere=True)

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -91,6 +92,8 @@ class WrappedGroup:
         self._waiter = Worker(f"aiodist-{kind.name}-waiter")
         self._torch: Any = None
         self._lanes: Lanes = {}
+        # Collectives that may not begin yet, and those behind them.
+        self._waiting: deque[tuple[Pending[bool], Callable[[], None]]] = deque()
         # Operations of which a part did not start. Their tensors are kept until torch has given the group
         # up: a device may use them.
         self._remains: list[Any] = []
@@ -148,12 +151,14 @@ class WrappedGroup:
         here: Callable[[Lanes], Here],
         what: str,
         timeout: float | None,
+        may_begin: Pending[bool] | None = None,
     ) -> Running:
         """Have ``stage()``, torch's work ``issue(torch group)`` and ``finish()`` follow each other.
 
         They run in other threads, the first two inside ``here`` (of `TorchKind.here`), after all
         that was started before; the third where the kind follows the work. ``what``: the operation's
-        name. ``timeout``: the operation's in seconds, the group's where None.
+        name. ``timeout``: the operation's in seconds, the group's where None. ``may_begin``: what a
+        collective waits for, and with it the collectives behind it; None for a message.
         """
         seconds = self._group.timeout if timeout is None else timeout
         running = Running(self, what)
@@ -185,8 +190,17 @@ class WrappedGroup:
             except Exception as error:  # noqa: BLE001  # torch's: handed on
                 done(error)
 
-        self._caller.put(job)
+        if may_begin is None:
+            self._caller.put(job)
+        else:
+            self._waiting.append((may_begin, job))
+            may_begin.callback = self._put_waiting
+            self._put_waiting()
         return running
+
+    def _put_waiting(self) -> None:
+        while self._waiting and self._waiting[0][0].done:
+            self._caller.put(self._waiting.popleft()[1])
 
     def _let_last(self, seconds: float) -> None:
         """Have torch's timeout, which is one for all collectives, come after ``seconds``, that of one.
@@ -209,6 +223,7 @@ class WrappedGroup:
         """Give the torch group back. Idempotent; does not wait."""
         if not self._closed:
             self._closed = True
+            self._waiting.clear()
             self._end(abort=self.under_way > 0)
             self._caller.close()
             self._waiter.close()

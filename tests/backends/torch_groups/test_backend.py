@@ -199,6 +199,33 @@ async def test_operations_after_a_comparison_of_lengths_keep_their_order() -> No
     await run_ranks(3, body, backend="torch:gloo")
 
 
+async def test_a_message_passes_a_comparison_of_lengths_that_waits() -> None:
+    """The other rank takes the message before it enters the collectives."""
+
+    async def body(rank: int) -> None:
+        places = [torch.zeros(1), torch.zeros(2)] if rank == 0 else None
+        message, summed = torch.full((3,), 7.0), torch.full((1,), rank + 1.0)
+
+        def collectives() -> list[dist.Work[None]]:
+            gathering = dist.gather(torch.full((rank + 1,), 5.0), places, 0)
+            return [gathering, dist.all_reduce(summed)]
+
+        if rank == 0:
+            works = collectives()
+            await dist.send(message, 1)
+        else:
+            await dist.recv(message.zero_(), 0)
+            works = collectives()
+        for work in works:
+            await work
+        assert message.tolist() == [7.0] * 3
+        assert summed.tolist() == [3.0]
+        if places is not None:
+            assert [place.tolist() for place in places] == [[5.0], [5.0, 5.0]]
+
+    await run_ranks(2, body, timeout=20, backend="torch:gloo")
+
+
 async def test_floats_have_no_bits() -> None:
     async def body(rank: int) -> None:
         with pytest.raises(TypeError, match="BAND is not defined for float32"):
