@@ -42,7 +42,7 @@ def start_anywhere(
         return group.start(operation, timeout, begin)
     if loop.is_closed():
         world.check_loop()
-    later = partial(group.start, operation, to_seconds(timeout))
+    later = partial(group.start, operation, to_seconds(timeout), begin)
     return DeferredWork(loop, group.label, operation.kind, later)
 
 

@@ -111,6 +111,7 @@ class GroupEngine(Messaging):
         self._finished = CompletedOperations()
         self._turns: list[Pending[None]] = []
         self._trouble: Exception | None = None  # of the next collective, which fails with it
+        self._before: Pending[None] | None = None  # what the next collective waits for
         self._idle: ShmCollective | None = None  # the object of the next one in shared memory
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
         self._foretold: dict[int, tuple[int, bytes]] = {}
@@ -166,6 +167,9 @@ class GroupEngine(Messaging):
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[T] = Work(self.world.loop, context, record)
         self._active[sequence] = work
+        before = self.take_before()
+        if before is not None:
+            body = partial(_after, before, body)
         if self._trouble is not None:
             body, self._trouble = partial(raising, self._trouble), None
         failed = self._failures.pop(sequence, None)
@@ -193,6 +197,21 @@ class GroupEngine(Messaging):
         if self._foretold:
             self._compare_foretold()
         return work
+
+    def start_after(
+        self, before: Pending[None], begin: Start, operation: Operation[T], timeout: float | None
+    ) -> CompletedRecord | Work[T]:
+        """Return what ``begin`` returns. The collective takes its number now, and waits for ``before``."""
+        self._before = before
+        try:
+            return begin(operation, timeout)
+        finally:
+            self._before = None
+
+    def take_before(self) -> Pending[None] | None:
+        """Return what the collective that begins now has to wait for, if anything: the caller does so."""
+        before, self._before = self._before, None
+        return before
 
     def start_plan(
         self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
@@ -526,6 +545,15 @@ class GroupEngine(Messaging):
 async def raising(error: Exception, _: object = None) -> Any:
     """Raise ``error``: the body of a collective that fails on this rank."""
     raise error
+
+
+async def _after(
+    before: Pending[None],
+    body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
+    context: CollectiveContext,
+) -> T:
+    await before
+    return await body(context)
 
 
 async def _admitted(

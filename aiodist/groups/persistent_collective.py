@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from aiodist.completion import Pending
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.deferred import start_anywhere
 from aiodist.groups.operation import Collective
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import CompletedRecord
 from aiodist.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ class PersistentCollective(Unpicklable):
     stay as they are; their memory may change, which costs one look-up in each call.
     """
 
-    __slots__ = ("_begin", "_group", "_operation")
+    __slots__ = ("_group", "_last", "_operation", "_prepared")
 
     def __init__(self, group: GroupEngine, operation: Collective[None]) -> None:
         """Prepare an operation.
@@ -36,7 +39,9 @@ class PersistentCollective(Unpicklable):
         """
         self._group = group
         self._operation = operation
-        self._begin: Start = group.backend.prepare(operation)
+        self._prepared: Start = group.backend.prepare(operation)
+        self._last: Pending[None] | None = None
+        """Done when the last start has ended; None if that ended at once."""
 
     def start(self, timeout: float | timedelta | None = None) -> Work[None]:
         """Start the collective. All ranks start it in the same place of the group's order.
@@ -52,6 +57,20 @@ class PersistentCollective(Unpicklable):
             CollectiveError: The group has ended. The `Work` raises what the ordinary function's does.
         """
         return start_anywhere(self._group, self._operation, timeout, self._begin)
+
+    def _begin(self, operation: Any, timeout: float | None) -> CompletedRecord | Work[Any]:
+        """Start the collective, of which the last start may not have ended: it has the same tensors."""
+        last = self._last
+        if last is None or last.done:
+            started = self._prepared(operation, timeout)
+        else:
+            started = self._group.start_after(last, self._prepared, operation, timeout)
+        if isinstance(started, tuple):
+            self._last = None
+        else:
+            self._last = over = Pending[None]()
+            started._when_done(partial(over.complete, None))
+        return started
 
     def __repr__(self) -> str:
         return f"<PersistentCollective {self._operation.kind} of {self._group.group_name!r}>"

@@ -15,6 +15,7 @@ from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import engine_of
+from tests.operations.batch import placing
 
 Plan = dist.PersistentCollective
 Like = Callable[[np.ndarray], Any]
@@ -173,16 +174,41 @@ async def test_a_start_does_not_look_for_its_plan(
     await run_ranks(2, body, "shm")
 
 
-async def test_several_starts_under_way_at_once() -> None:
+@pytest.mark.parametrize("count", [1, 300_000])
+@pytest.mark.parametrize(
+    ("transport", "backend"),
+    [("shm", "aiodist"), ("hosts", "aiodist"), ("inproc", "aiodist"), ("inproc", "torch:gloo")],
+)
+async def test_several_starts_under_way_at_once(transport: str, backend: str, count: int) -> None:
     async def body(rank: int) -> None:
-        tensors = [torch.full((300_000,), float(number)) for number in range(4)]
+        tensors = [torch.full((count,), float(number)) for number in range(4)]
         plans = [dist.all_reduce_init(tensor) for tensor in tensors]
-        works: list[Awaitable[None]] = [plan.start() for plan in plans for _ in range(2)]
+        works: list[Awaitable[None]] = [plan.start() for _ in range(3) for plan in plans]
         await asyncio.gather(*works)
         for number, tensor in enumerate(tensors):
-            assert tensor.unique().tolist() == [4 * number]
+            assert tensor.unique().tolist() == [27 * number]
 
-    await run_ranks(2, body, "shm")
+    way, hosts = placing(transport, 3)
+    await run_ranks(3, body, way, hosts=hosts, backend=backend)
+
+
+async def test_a_start_behind_a_failed_one_is_a_new_operation() -> None:
+    async def body(rank: int) -> None:
+        tensor = torch.ones(3)
+        plan = dist.all_reduce_init(tensor)
+        if rank == 0:
+            works = [plan.start(timeout=0.05), plan.start()]
+            with pytest.raises(dist.CollectiveTimeoutError):
+                await works[0]
+            await dist.send(torch.ones(1), 1)
+        else:
+            await dist.recv(torch.empty(1), 0)
+            works = [plan.start(), plan.start()]
+            with pytest.raises(dist.CollectiveTimeoutError):
+                await works[0]
+        await works[1]
+
+    await run_ranks(2, body)
 
 
 async def test_after_a_failure_the_next_start_is_a_new_operation() -> None:
@@ -203,7 +229,8 @@ async def test_after_a_failure_the_next_start_is_a_new_operation() -> None:
     await run_ranks(2, body, "shm")
 
 
-async def test_arguments_are_checked_when_it_is_prepared() -> None:
+@pytest.mark.parametrize("backend", ["aiodist"])
+async def test_arguments_are_checked_when_it_is_prepared(backend: str) -> None:
     async def body(rank: int) -> None:
         for prepare, error, text in (
             (lambda: dist.all_reduce_init([1.0]), TypeError, "must be a torch"),
@@ -213,6 +240,11 @@ async def test_arguments_are_checked_when_it_is_prepared() -> None:
                 lambda: dist.all_gather_into_tensor_init(torch.ones(3), torch.ones(2)),
                 dist.InvalidUsageError,
                 "output_tensor",
+            ),
+            (
+                lambda: dist.all_reduce_init(torch.ones(2, dtype=torch.cfloat), "max"),
+                TypeError,
+                "MAX is not defined for complex64",
             ),
             (
                 lambda: dist.all_reduce_init(torch.ones(2, device="meta")),
@@ -226,7 +258,7 @@ async def test_arguments_are_checked_when_it_is_prepared() -> None:
         assert repr(plan) == "<PersistentCollective all_reduce of 'default_pg'>"
         assert engine_of().n_started == 0
 
-    await run_ranks(2, body)
+    await run_ranks(2, body, backend=backend)
 
 
 async def test_in_a_thread_without_the_loop_it_starts_when_it_is_awaited() -> None:
@@ -248,6 +280,23 @@ async def test_in_a_thread_without_the_loop_it_starts_when_it_is_awaited() -> No
         assert tensor.tolist() == [4] * 3
 
     await run_ranks(2, body, "shm")
+
+
+async def test_several_starts_of_a_thread_without_the_loop() -> None:
+    async def body(rank: int) -> None:
+        tensor = torch.ones(3)
+        plan = dist.all_reduce_init(tensor)
+        loop = asyncio.get_running_loop()
+
+        def other_thread() -> None:
+            works = [plan.start() for _ in range(3)]
+            for started in [asyncio.run_coroutine_threadsafe(work, loop) for work in works]:
+                started.result(20)
+
+        await asyncio.to_thread(other_thread)
+        assert tensor.tolist() == [8] * 3
+
+    await run_ranks(2, body)
 
 
 async def test_its_group_has_ended() -> None:

@@ -86,7 +86,7 @@ def test_a_world_of_another_loop_starts_it_there(api: Api) -> None:
     api.world.its_loop = loop = asyncio.new_event_loop()
     asked: list[Any] = []
 
-    def start(operation: Any, timeout: float | None) -> CompletedWork[str]:
+    def start(operation: Any, timeout: float | None, begin: Any) -> CompletedWork[str]:
         asked.append((operation.kind, timeout, asyncio._get_running_loop()))
         return CompletedWork(loop, RECORD, False, "started")  # type: ignore[arg-type]  # of no use here
 

@@ -95,11 +95,13 @@ class TorchBackend(CollectiveBackend):
         return started
 
     def _collective(self, operation: Collective[None], timeout: float | None) -> Work[None]:
+        work: Work[None] = self._calls[operation.kind](self._open(operation, timeout))
+        return work
+
+    def _open(self, operation: Collective[None], timeout: float | None) -> OpenedCall:
         kind = self._messages.kind
         opened = operation.open(partial(Slot, device=kind.device), self._group)
-        call = OpenedCall(operation.fingerprint(opened), opened, timeout)
-        work: Work[None] = self._calls[operation.kind](call)
-        return work
+        return OpenedCall(operation.fingerprint(opened), opened, timeout)
 
     def _barrier(self, call: OpenedCall) -> Work[None]:
         device = self._messages.own_device()
@@ -248,6 +250,7 @@ class TorchBackend(CollectiveBackend):
         slots, messages = [*inputs, *outputs], self._messages
         here = messages.here(device_of(slots) if slots else messages.own_device())
 
+        before = self._group.take_before()
         check = compare or barrier_dissemination
         may_begin: Pending[bool] = Pending()
 
@@ -264,13 +267,15 @@ class TorchBackend(CollectiveBackend):
                 slot.store()
 
         async def body(context: CollectiveContext) -> None:
-            if compare is None:
+            if compare is None and before is None:
                 may_begin.complete(True)
             name = call.fingerprint.operation
             running = messages.torch.start(
                 stage, issue, hand_over, here, name, call.timeout, may_begin
             )
             try:
+                if before is not None:
+                    await before
                 await check(context)
                 may_begin.complete(True)
                 await running.over
