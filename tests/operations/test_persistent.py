@@ -229,7 +229,7 @@ async def test_after_a_failure_the_next_start_is_a_new_operation() -> None:
     await run_ranks(2, body, "shm")
 
 
-@pytest.mark.parametrize("backend", ["aiodist"])
+@pytest.mark.parametrize("backend", ["aiodist", "torch:gloo"])
 async def test_arguments_are_checked_when_it_is_prepared(backend: str) -> None:
     async def body(rank: int) -> None:
         for prepare, error, text in (

@@ -17,10 +17,10 @@ from aiodist.backends.polling import awaited
 from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
-from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Message
-from aiodist.groups.operation import Operation, Tensor
+from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.store.waiting import limit
@@ -138,6 +138,9 @@ class MpiBackend(CollectiveBackend):
         if isinstance(operation, Message):
             self._messenger.check_tag(operation.tag)
         return self._native.start(operation, timeout)
+
+    def prepare(self, operation: Collective[None]) -> Start:
+        return self._native.prepare(operation)
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self._native.check_tensor(tensor, writable=writable)

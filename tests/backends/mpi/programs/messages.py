@@ -155,4 +155,6 @@ async def _refused(rank: int) -> None:
                 call()
     with pytest.raises(dist.InvalidUsageError, match="is float32, it must be float64"):
         dist.all_gather([np.ones(1, np.float32) for _ in range(3)], np.ones(1))
+    with pytest.raises(dist.InvalidUsageError, match="output_tensor has 4 elements"):
+        dist.all_gather_into_tensor_init(np.ones(4), np.ones(1))
     await dist.barrier()
