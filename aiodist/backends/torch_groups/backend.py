@@ -46,8 +46,9 @@ class TorchBackend(CollectiveBackend):
 
     Beside each collective runs a barrier over aiodist's own streams, whose messages carry the
     operation's fingerprint: ranks that disagree, a rank that is gone and one that does not come
-    are found by it, as with backend "aiodist". torch's groups would hang, or mix up memory. Objects
-    travel as bytes over aiodist's own streams.
+    are found by it, as with backend "aiodist". torch's groups would hang, mix up memory, or, with
+    Gloo, end the process: there a collective begins after its barrier. Objects travel as bytes over
+    aiodist's own streams.
     """
 
     is_fragile = True
@@ -258,6 +259,7 @@ class TorchBackend(CollectiveBackend):
 
         before = self._group.take_before()
         check = compare or barrier_dissemination
+        is_late = compare is not None or before is not None or messages.kind.agrees_first
         may_begin: Pending[bool] = Pending()
 
         def stage() -> None:
@@ -273,7 +275,7 @@ class TorchBackend(CollectiveBackend):
                 slot.store()
 
         async def body(context: CollectiveContext) -> None:
-            if compare is None and before is None:
+            if not is_late:
                 may_begin.complete(True)
             name = call.fingerprint.operation
             running = messages.torch.start(

@@ -44,6 +44,9 @@ class TorchKind(ABC):
     """Reductions that it does not have."""
     reduces_and_scatters: bool
     """Whether it has reduce_scatter; else it is an all_reduce of which each rank keeps its part."""
+    agrees_first = False
+    """Whether a collective begins only when all ranks agree about it: where torch would end the process of
+    ranks that disagree."""
     in_pairs = False
     """Whether messages need a group for each two ranks: where the first one between them waits until both
     are there, and would hold up what one of them has to do with others first."""
@@ -94,6 +97,7 @@ class Gloo(TorchKind):
     name = "torch:gloo"
     device = "cpu"
     reduces_and_scatters = False
+    agrees_first = True  # its thread throws where more bytes come than a rank expects
 
     def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
         make = torch.distributed.ProcessGroupGloo

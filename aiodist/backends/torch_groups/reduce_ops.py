@@ -54,8 +54,9 @@ _OF_SUM = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 def reducing(op: ReduceOp, dtype: DType, size: int, kind: TorchKind) -> Reducing:
     """Return the reduction ``op`` on elements of ``dtype`` over ``size`` ranks.
 
-    The results are those of backend "aiodist" except for the order of the terms. Raises TypeError
-    as that backend does, and InvalidUsageError for what this torch group cannot reduce.
+    The results are those of backend "aiodist" except for the order of the terms, and for NaN in MIN and
+    MAX, which Gloo may lose. Raises TypeError as that backend does, and InvalidUsageError for what this
+    torch group cannot reduce.
     """
     reduction(op, dtype, size)  # refuses what has no meaning
     name = "SUM" if op.kind in _OF_SUM else op.name

@@ -115,6 +115,26 @@ async def test_ranks_that_disagree_find_out() -> None:
     await run_ranks(2, body)
 
 
+async def test_a_collective_that_ranks_disagree_about_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo would end the process in a thread of its own: more bytes come than a rank expects."""
+    begun: list[object] = []
+
+    def begin(*args: object) -> None:
+        begun.append(args)
+        raise RuntimeError("it has begun")
+
+    monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "allreduce", begin)
+
+    async def body(rank: int) -> None:
+        with pytest.raises(dist.CollectiveMismatchError, match="5 x float32"):
+            await dist.all_reduce(torch.ones(5 if rank == 1 else 4))
+
+    await run_ranks(3, body, backend="torch:gloo")
+    assert begun == []
+
+
 async def test_a_destroyed_group_is_forgotten_once_its_threads_have_ended() -> None:
     async def body(rank: int) -> None:
         gone = []
