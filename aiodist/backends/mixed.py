@@ -44,8 +44,8 @@ class MixedBackend(CollectiveBackend):
     ) -> CompletedRecord | Work[T]:
         return self._backend_for(operation).start(operation, timeout)
 
-    def prepare(self, operation: Collective[None]) -> Start:
-        return self._backend_for(operation).prepare(operation)
+    def prepare(self, operation: Collective[None], start: Start) -> Start:
+        return self._backend_for(operation).prepare(operation, start)
 
     def _backend_for(self, operation: Operation[Any]) -> CollectiveBackend:
         tensor = operation.placed

@@ -110,14 +110,14 @@ class NativeBackend(CollectiveBackend):
             started = self._as_its_loop(self._begin, operation, key, plan, tried, timeout)
         return started  # type: ignore[no-any-return]
 
-    def prepare(self, operation: Collective[None]) -> Start:
+    def prepare(self, operation: Collective[None], start: Start) -> Start:
         opened = operation.open(open_buffer, self._group)  # checks the arguments
         key = operation.key()
         plan: Any = self.plans.get(key) or self.plans.make(key, operation, opened)
         views = plan.views(operation)
-        if views is None:
-            return self.start
-        return _prepared(plan, operation, views, self.start)
+        if views is None or plan.direct is None:
+            return start
+        return _prepared(plan, operation, views, start)
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         open_buffer(tensor, "tensor", writable=writable)

@@ -126,12 +126,14 @@ class CollectiveBackend(ABC):
         there. So all that needs a running loop goes through `RankWorld.as_its_loop`.
         """
 
-    def prepare(self, operation: Collective[None]) -> Start:
+    def prepare(self, operation: Collective[None], start: Start) -> Start:
         """Return what starts ``operation``, and no other one, as `start` does; as often as it is called.
 
-        Raises what `start` raises for the operation's arguments, unless they are checked when it starts.
+        ``start``: calls `start` behind an earlier one of its calls. What is returned may leave it out
+        where operations run one after the other. Raises what `start` raises for the operation's
+        arguments, unless they are checked when it starts.
         """
-        return self.start
+        return start
 
     @abstractmethod
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:

@@ -25,7 +25,7 @@ class PersistentCollective(Unpicklable):
     stay as they are; their memory may change, which costs one look-up in each call.
     """
 
-    __slots__ = ("_group", "_last", "_operation", "_prepared")
+    __slots__ = ("_begin", "_group", "_operation")
 
     def __init__(self, group: GroupEngine, operation: Collective[None]) -> None:
         """Prepare an operation.
@@ -39,9 +39,7 @@ class PersistentCollective(Unpicklable):
         """
         self._group = group
         self._operation = operation
-        self._prepared: Start = group.backend.prepare(operation)
-        self._last: Pending[None] | None = None
-        """Done when the last start has ended; None if that ended at once."""
+        self._begin: Start = group.backend.prepare(operation, _InTurn(group))
 
     def start(self, timeout: float | timedelta | None = None) -> Work[None]:
         """Start the collective. All ranks start it in the same place of the group's order.
@@ -58,19 +56,26 @@ class PersistentCollective(Unpicklable):
         """
         return start_anywhere(self._group, self._operation, timeout, self._begin)
 
-    def _begin(self, operation: Any, timeout: float | None) -> CompletedRecord | Work[Any]:
-        """Start the collective, of which the last start may not have ended: it has the same tensors."""
-        last = self._last
+    def __repr__(self) -> str:
+        return f"<PersistentCollective {self._operation.kind} of {self._group.group_name!r}>"
+
+
+class _InTurn:
+    """Starts a collective; where its last start is in progress, behind that: both have the same tensors."""
+
+    __slots__ = ("_group", "_last")
+
+    def __init__(self, group: GroupEngine) -> None:
+        self._group = group
+        self._last: Pending[None] | None = None  # done when the last start has ended
+
+    def __call__(self, operation: Any, timeout: float | None = None) -> CompletedRecord | Work[Any]:
+        last, start = self._last, self._group.backend.start
         if last is None or last.done:
-            started = self._prepared(operation, timeout)
+            started = start(operation, timeout)
         else:
-            started = self._group.start_after(last, self._prepared, operation, timeout)
-        if isinstance(started, tuple):
-            self._last = None
-        else:
+            started = self._group.start_after(last, start, operation, timeout)
+        if not isinstance(started, tuple):
             self._last = over = Pending[None]()
             started._when_done(partial(over.complete, None))
         return started
-
-    def __repr__(self) -> str:
-        return f"<PersistentCollective {self._operation.kind} of {self._group.group_name!r}>"

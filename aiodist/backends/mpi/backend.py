@@ -139,8 +139,8 @@ class MpiBackend(CollectiveBackend):
             self._messenger.check_tag(operation.tag)
         return self._native.start(operation, timeout)
 
-    def prepare(self, operation: Collective[None]) -> Start:
-        return self._native.prepare(operation)
+    def prepare(self, operation: Collective[None], start: Start) -> Start:
+        return self._native.prepare(operation, start)
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         self._native.check_tensor(tensor, writable=writable)

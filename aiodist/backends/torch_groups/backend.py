@@ -95,11 +95,11 @@ class TorchBackend(CollectiveBackend):
         )
         return started
 
-    def prepare(self, operation: Collective[None]) -> Start:
+    def prepare(self, operation: Collective[None], start: Start) -> Start:
         call = self._open(operation, None)
         if call.fingerprint.op is not None:
             self._reducing(call, call.opened.inputs[0])
-        return self.start
+        return start
 
     def _collective(self, operation: Collective[None], timeout: float | None) -> Work[None]:
         work: Work[None] = self._calls[operation.kind](self._open(operation, timeout))
