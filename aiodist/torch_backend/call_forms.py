@@ -108,7 +108,7 @@ def _after_waiting(method: Method) -> Method:
 def _has_async(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_has_async, value))
-    # Of the type: Python remembers what a type lacks, so each call asks at little cost.
+    # The type is asked, since Python remembers what a type lacks: each call costs little.
     return hasattr(type(value), "trigger_wait")
 
 

@@ -1,7 +1,7 @@
 """Threads that drive the blocking API's loop, and its own thread, in drawn orders of their accesses.
 
-Each callback, timer and event that a thread leaves to the loop has to be handled: nobody may sleep for ever
-while one waits. The real `LoopHandoff` runs over a model of its loop, its locks and its selector.
+Each callback, timer and event that a thread leaves to the loop has to be handled: no thread may sleep for
+ever while one waits. The real `LoopHandoff` runs over a model of its loop, its locks and its selector.
 """
 
 from __future__ import annotations

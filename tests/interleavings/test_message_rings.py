@@ -145,7 +145,7 @@ def one_transfer(seed: int, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_what_comes_out_of_a_ring_was_put_in(block: int, clock: Clock) -> None:
+def test_messages_come_out_of_a_ring_as_they_were_put_in(block: int, clock: Clock) -> None:
     for seed in seeds(block, 500):
         one_transfer(seed, clock)
 

@@ -261,14 +261,14 @@ def test_every_message_arrives_once_and_in_order(
 
 
 def sleep_without_another_look(receiver: ShmReceiver) -> None:
-    """Do as `ShmReceiver._sleep_if_waiting`, but for the look after the ring is armed."""
+    """Do as `ShmReceiver._sleep_if_waiting` without the look after the ring is armed."""
     ring = receiver.ring
     if ring is not None and receiver._incoming is None and receiver._is_wanted():
         ring.arm()
 
 
 def arm_without_another_look(receiver: ShmReceiver) -> bool:
-    """Do as `ShmReceiver.arm`, but for the look after the ring is armed."""
+    """Do as `ShmReceiver.arm` without the look after the ring is armed."""
     assert receiver.ring is not None
     receiver.ring.arm()
     return True

@@ -83,7 +83,7 @@ def test_the_last_rank_of_a_chain_is_the_slowest() -> None:
     assert slowest(found) == 2
 
 
-def test_of_ranks_that_wait_for_each_other_the_one_that_most_wait_for_is_named() -> None:
+def test_a_circle_of_waits_names_the_rank_that_most_wait_for() -> None:
     def receive(peer: int) -> Span:
         return Span(7, -1, peer, 0, 0, 10 * SECOND, 0)
 
