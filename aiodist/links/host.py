@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from aiodist.procfs import host_name
-
-log = logging.getLogger("aiodist")
 
 
 def have_cores(allowed: Collection[frozenset[int]]) -> bool:
@@ -58,8 +54,6 @@ def _yielding() -> Callable[[], object]:
 yield_core: Callable[[], object] = _yielding()
 """Offer the core of this thread to the other processes."""
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 HOST_VARIABLE = "AIODIST_HOST_ID"
 """Overrides the name of the host where the kernel's boot id does not tell hosts apart."""
 
@@ -71,16 +65,9 @@ def host_id() -> str:
     """
     if name := os.environ.get(HOST_VARIABLE, "").strip():
         return name
-    try:
-        return _BOOT_ID.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        if sys.platform == "linux":
-            log.warning(
-                "this rank cannot read %s (%s), so it shares no memory with ranks of its host that can: "
-                "mount /proc for it",
-                _BOOT_ID,
-                error.strerror,
-            )
+    path = Path("/proc/sys/kernel/random/boot_id")
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8").strip()
     return f"{host_name()}-{os.name}"
 
 

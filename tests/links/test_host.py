@@ -8,13 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from aiodist.links import host
 from aiodist.links.host import have_cores, host_id, outlast, own_cores, spare_cores
-from aiodist.procfs import host_name
 
 
 def test_a_host_has_one_name_and_a_variable_takes_its_place(
@@ -27,21 +25,6 @@ def test_a_host_has_one_name_and_a_variable_takes_its_place(
     assert host_id() == "rack1-node7"
     monkeypatch.setenv("AIODIST_HOST_ID", "")
     assert host_id() == found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
-def test_a_rank_without_proc_warns_that_it_shares_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("AIODIST_HOST_ID", raising=False)
-    monkeypatch.setattr(host, "_BOOT_ID", tmp_path / "boot_id")
-    assert host_id() == f"{host_name()}-{os.name}"
-    (message,) = caplog.messages
-    assert f"cannot read {tmp_path / 'boot_id'} (No such file or directory)" in message
-    assert "mount /proc" in message
-    monkeypatch.setenv("AIODIST_HOST_ID", "rack1-node7")
-    host_id()
-    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
