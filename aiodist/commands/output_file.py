@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from aiodist.errors import InvalidUsageError
@@ -28,12 +29,15 @@ def check_output(option: str, path: Path) -> None:
 def write_output(path: Path, text: str) -> None:
     """Write ``text`` to the file ``path``. Raises OSError with the name of the file, as on a full disk.
 
-    A file that could not be written to its end is removed.
+    A file of which only a part could be written is removed, if its folder allows that.
     """
+    file = path.open("w", encoding="utf-8")
     try:
-        path.write_text(text, encoding="utf-8")
+        with file:
+            file.write(text)
     except OSError as error:
         if path.is_file():  # neither a pipe nor a device
-            path.resolve().unlink()
+            with suppress(OSError):
+                path.resolve().unlink()
         error.filename = str(path)
         raise

@@ -152,7 +152,7 @@ class Picture:
         numbers = sorted(self.usages.keys() | self.silent.keys())
         conclusion = self._conclusion(worst)
         told = [conclusion] if width is None else textwrap.wrap(conclusion, width)
-        room = len(numbers) if height is None else max(1, height - _FIXED_LINES - len(told))
+        room = len(numbers) if height is None else max(2, height - _FIXED_LINES - len(told))
         left_out: list[str] = []
         if len(numbers) > room:
             numbers.sort(key=lambda rank: (rank not in self.silent, rank != worst, rank))

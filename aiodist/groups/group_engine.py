@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import itemgetter
@@ -111,7 +111,9 @@ class GroupEngine(Messaging):
         self._finished = CompletedOperations()
         self._turns: list[Pending[None]] = []
         self._trouble: Exception | None = None  # of the next collective, which fails with it
-        self._before: Pending[None] | None = None  # what the next collective waits for
+        self._earlier: Sequence[int] = ()  # collectives whose ends the next one waits for
+        self._awaited: dict[int, list[Pending[None]]] = {}
+        """By collective: what its end completes, for later ones that wait for it."""
         self._idle: ShmCollective | None = None  # the object of the next one in shared memory
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
         self._foretold: dict[int, tuple[int, bytes]] = {}
@@ -167,9 +169,8 @@ class GroupEngine(Messaging):
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[T] = Work(self.world.loop, context, record)
         self._active[sequence] = work
-        before = self.take_before()
-        if before is not None:
-            body = partial(_after, before, body)
+        if earlier := self.take_earlier():
+            body = partial(_after, self, earlier, body)
         if self._trouble is not None:
             body, self._trouble = partial(raising, self._trouble), None
         failed = self._failures.pop(sequence, None)
@@ -199,19 +200,26 @@ class GroupEngine(Messaging):
         return work
 
     def start_after(
-        self, before: Pending[None], begin: Start, operation: Operation[T], timeout: float | None
+        self, earlier: Sequence[int], operation: Operation[T], timeout: float | None
     ) -> CompletedRecord | Work[T]:
-        """Return what ``begin`` returns. The collective takes its number now, and waits for ``before``."""
-        self._before = before
+        """Start a collective by the backend. It takes its number now, and waits for ``earlier`` ones."""
+        self._earlier = earlier  # for the one collective of the group that `start` begins
         try:
-            return begin(operation, timeout)
+            return self.backend.start(operation, timeout)
         finally:
-            self._before = None
+            self._earlier = ()
 
-    def take_before(self) -> Pending[None] | None:
-        """Return what the collective that begins now has to wait for, if anything: the caller does so."""
-        before, self._before = self._before, None
-        return before
+    def take_earlier(self) -> Sequence[int]:
+        """Return the collectives that the one which begins now has to wait for, by `ends_of`."""
+        earlier, self._earlier = self._earlier, ()
+        return earlier
+
+    async def ends_of(self, sequences: Sequence[int]) -> None:
+        """Wait until the collectives of these numbers have ended on this rank, well or badly."""
+        for sequence in reversed(sequences):  # the last one mostly ends last
+            if not self.is_over(sequence):
+                self._awaited.setdefault(sequence, []).append(over := Pending[None]())
+                await over
 
     def start_plan(
         self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
@@ -316,6 +324,10 @@ class GroupEngine(Messaging):
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
         self._active.pop(sequence, None)
+        for over in self._awaited.pop(
+            sequence, ()
+        ):  # in the next turn: a row of ends does not recurse
+            self.next_turn().callback = partial(over.complete, None)
         self.status_queries.drop(sequence)
         if told is None:
             self._finished.add(sequence, fingerprint)
@@ -548,11 +560,12 @@ async def raising(error: Exception, _: object = None) -> Any:
 
 
 async def _after(
-    before: Pending[None],
+    group: GroupEngine,
+    earlier: Sequence[int],
     body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
     context: CollectiveContext,
 ) -> T:
-    await before
+    await group.ends_of(earlier)
     return await body(context)
 
 

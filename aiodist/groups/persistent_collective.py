@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiodist.completion import Pending
 from aiodist.groups.collective_backend import Start
 from aiodist.groups.deferred import start_anywhere
 from aiodist.groups.operation import Collective
@@ -61,21 +59,18 @@ class PersistentCollective(Unpicklable):
 
 
 class _InTurn:
-    """Starts a collective; where its last start is in progress, behind that: both have the same tensors."""
+    """Starts a collective again and again. Each start waits for those before it, on the same tensors."""
 
-    __slots__ = ("_group", "_last")
+    __slots__ = ("_group", "_under_way")
 
     def __init__(self, group: GroupEngine) -> None:
         self._group = group
-        self._last: Pending[None] | None = None  # done when the last start has ended
+        self._under_way: list[int] = []  # starts that had not ended at the last one, by number
 
     def __call__(self, operation: Any, timeout: float | None = None) -> CompletedRecord | Work[Any]:
-        last, start = self._last, self._group.backend.start
-        if last is None or last.done:
-            started = start(operation, timeout)
-        else:
-            started = self._group.start_after(last, start, operation, timeout)
-        if not isinstance(started, tuple):
-            self._last = over = Pending[None]()
-            started._when_done(partial(over.complete, None))
+        group, number = self._group, self._group.n_started
+        # A start that fails ends before those that it waited for. So all are kept, not the last one alone.
+        earlier = [each for each in self._under_way if not group.is_over(each)]
+        started = group.start_after(earlier, operation, timeout)
+        self._under_way = earlier if isinstance(started, tuple) else [*earlier, number]
         return started

@@ -302,7 +302,10 @@ class ShmCommunicator:
         return self._memory.thread_bell
 
     def look(self) -> bool:
-        """Go on with the operation if it can. Returns whether this or the loop did since `fall_asleep`."""
+        """Go on with the operation if it can.
+
+        Returns whether it did, or waits for another word than at `fall_asleep`: the loop went on with it.
+        """
         slept_over = self._slept_over
         self.poll()
         return self._wait is not slept_over

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist.observe.rank_report import RankReport
-from aiodist.observe.recorder import DONE, Operation
+from aiodist.observe.recorder import DONE, FAILED, Operation
 from aiodist.observe.text_table import ranks
 
 
@@ -115,11 +115,12 @@ def _is_done(mine: Mapping[int, Operation], number: int) -> bool:
 
 
 def _is_past(number: int, agreed: int, remembered: Mapping[int, Mapping[int, Operation]]) -> bool:
-    """Return whether all ranks called operation ``agreed`` after operation ``number`` had ended."""
-    return number < agreed and all(
-        0 < mine[number].finished < mine[agreed].created
-        for mine in remembered.values()
-        if number in mine
+    """Return whether all ranks called operation ``agreed`` after operation ``number`` had failed."""
+    if number >= agreed:
+        return False
+    calls = [(mine[number], mine[agreed]) for mine in remembered.values() if number in mine]
+    return any(call.state == FAILED for call, _ in calls) and all(
+        0 < call.finished < later.created for call, later in calls
     )
 
 

@@ -89,7 +89,7 @@ def takes_async_tensors(cls: Class) -> Class:
     The calling thread waits: the operation starts in the loop's thread, which must not block.
     """
     for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method):
+        if inspect.isfunction(method) and not name.startswith("__"):
             setattr(cls, name, _after_waiting(method))
     return cls
 
@@ -106,10 +106,12 @@ def _after_waiting(method: Method) -> Method:
 
 
 def _has_async(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
+    kind = type(value)
+    if kind is torch.Tensor:  # first, as each call asks for each of its tensors
+        return False
+    if issubclass(kind, (list, tuple)):
         return any(map(_has_async, value))
-    # The type is asked, since Python remembers what a type lacks: each call costs little.
-    return hasattr(type(value), "trigger_wait")
+    return hasattr(kind, "trigger_wait")
 
 
 def _plain(value: Any) -> Any:

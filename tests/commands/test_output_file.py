@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,17 +58,32 @@ def test_a_check_keeps_a_link_that_leads_to_no_file_yet(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [link]
 
 
-def test_a_file_that_could_not_be_written_to_its_end_is_named_and_removed(
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file grows beyond 100 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_file_that_could_not_be_written_to_its_end_is_named_and_removed(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"File too large: '.*/trace\.json'"):
+        write_output(tmp_path / "trace.json", "{}" * 100)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_folder_that_keeps_its_files_hides_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, text: str, encoding: str) -> int:
-        self.write_bytes(text[:1].encode())
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/trace\.json'"):
-        write_output(tmp_path / "trace.json", "{}")
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match=r"File too large: '.*/trace\.json'"):
+        write_output(tmp_path / "trace.json", "{}" * 100)
 
 
 def test_a_device_that_is_full_is_named_and_stays() -> None:

@@ -93,7 +93,8 @@ class Bytes:
 
     def __setitem__(self, part: slice, data: Bytes | memoryview | bytes) -> None:
         target, content = self[part], bytes(data)
-        assert len(target) == len(content)
+        if len(target) != len(content):
+            raise RuntimeError(f"{len(content)} bytes for {len(target)}")
         target.write(content)
 
     def __bytes__(self) -> bytes:
@@ -148,7 +149,8 @@ class SharedBytes(Bytes):
 
     def write(self, data: bytes) -> None:
         segment = self._segment
-        assert self._data is segment.own, "a rank writes to its own segment only"
+        if self._data is not segment.own:
+            raise RuntimeError("a rank writes to its own segment only")
         for half in self._halves():
             segment.memory.point()
             size = half.stop - half.start
@@ -180,7 +182,8 @@ class Words:
 
     def __setitem__(self, number: int, value: int) -> None:
         segment = self._segment
-        assert self._data is segment.own, "a rank writes to its own segment only"
+        if self._data is not segment.own:
+            raise RuntimeError("a rank writes to its own segment only")
         segment.memory.point()
         at = self._start + number * WORD
         segment.memory.store(segment, at, value.to_bytes(WORD, "little"))

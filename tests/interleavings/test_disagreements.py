@@ -16,7 +16,8 @@ from tests.interleavings import ranks
 from tests.interleavings.clock import Clock
 from tests.interleavings.operations import any_collective
 from tests.interleavings.ranks import Rank
-from tests.interleavings.seeds import BLOCKS, fails, seeds
+from tests.interleavings.scheduler import Stuck
+from tests.interleavings.seeds import BLOCKS, WRONG, fails, seeds
 
 pytestmark = pytest.mark.usefixtures("small_collectives")
 
@@ -70,4 +71,4 @@ def test_without_one_comparison_a_disagreement_is_missed(
     owner: type, step: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, step, lambda *_: None)
-    assert fails(lambda seed: one_rank_differs(seed, clock), range(1000))
+    assert fails(lambda seed: one_rank_differs(seed, clock), range(1000), *WRONG, Stuck)

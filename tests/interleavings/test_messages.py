@@ -21,8 +21,8 @@ from aiodist.shm.message_ring import RingEnd, RingWriter
 from aiodist.shm.process_memory import ProcessMemory
 from aiodist.transport.base_transport import OnSent
 from tests.interleavings.clock import Clock
-from tests.interleavings.scheduler import Scheduler
-from tests.interleavings.seeds import BLOCKS, fails, seeds
+from tests.interleavings.scheduler import Scheduler, Stuck
+from tests.interleavings.seeds import BLOCKS, WRONG, fails, seeds
 from tests.p2p import pairs
 from tests.p2p.exchange import LENGTHS, Exchange, key_of, use_small_sizes
 from tests.p2p.pairs import Side, Stream
@@ -312,4 +312,4 @@ def test_without_one_step_of_the_protocol_a_run_fails(
 ) -> None:
     monkeypatch.setattr(shm_sender, "RING_BYTES", ring_bytes)
     monkeypatch.setattr(owner, step, change)
-    assert fails(lambda seed: run(seed, clock, points, program, (20,)), range(1000))
+    assert fails(lambda seed: run(seed, clock, points, program, (20,)), range(1000), *WRONG, Stuck)

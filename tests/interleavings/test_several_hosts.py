@@ -21,7 +21,7 @@ from tests.interleavings.clock import Clock
 from tests.interleavings.memory import Bytes
 from tests.interleavings.operations import LONG, SHORT, Collective, Sum, any_collective
 from tests.interleavings.ranks import Rank
-from tests.interleavings.seeds import BLOCKS, fails, seeds
+from tests.interleavings.seeds import BLOCKS, WRONG, fails, seeds
 
 pytestmark = pytest.mark.usefixtures("small_collectives")
 
@@ -128,4 +128,4 @@ def test_without_one_step_of_the_protocol_a_run_fails(
     step: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ShmCollective, step, lambda *_: None)
-    assert fails(lambda seed: mixed(seed, clock), range(300))
+    assert fails(lambda seed: mixed(seed, clock), range(300), *WRONG)

@@ -79,6 +79,22 @@ def test_an_operation_that_was_called_before_the_difference_ended_makes_it_no_pa
     assert "The ranks disagree about operation 0" in story.disagreement
 
 
+def test_a_difference_that_no_rank_has_noticed_is_no_past() -> None:
+    before, after = NOW - 9 * SECOND, NOW - 7 * SECOND
+    parts = {
+        rank: part(
+            rank,
+            op(0, "done", name=name, created=before),
+            op(1, "done", created=after),
+            size=2,
+            started=2,
+        )
+        for rank, name in enumerate(("all_reduce", "broadcast"))
+    }
+    (story,) = stories(parts)
+    assert story.first_difference == 0
+
+
 def test_an_operation_in_progress_is_no_past() -> None:
     parts = {
         0: part(0, op(0, waiting_for=[1], created=NOW - 9 * SECOND), op(1, "done"), size=2),

@@ -139,7 +139,7 @@ def test_a_terminal_too_low_for_all_ranks_shows_the_slowest() -> None:
     assert [line.split()[0] for line in low[3:7]] == ["0", "1", "2", "50"]
     assert low[7:] == ["and 60 more ranks", "", low[-1]]
     assert low[-1].startswith("Rank 50 is the slowest")
-    assert len(picture.lines(80, 2, colours=False)) == 6
+    assert [line[:2] for line in picture.lines(80, 2, colours=False)[3:5]] == ["50", "an"]
 
 
 def test_a_file_gets_one_picture_below_the_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,6 +211,45 @@ async def test_a_start_behind_a_failed_one_is_a_new_operation() -> None:
     await run_ranks(2, body)
 
 
+@pytest.mark.parametrize("transport", ["shm", "hosts", "inproc"])
+async def test_a_start_that_fails_as_it_waits_lets_no_later_one_overtake(transport: str) -> None:
+    async def body(rank: int) -> None:
+        plan, go = dist.all_reduce_init(tensor := torch.ones(3)), torch.empty(1)
+        if rank == 0:
+            first, second = plan.start(), plan.start(timeout=0.05)
+            with pytest.raises(dist.CollectiveTimeoutError):
+                await second
+            third = plan.start()
+            await dist.send(go, 1)
+        else:
+            await dist.recv(go, 0)
+            first, second, third = (plan.start() for _ in range(3))
+            with pytest.raises(dist.CollectiveTimeoutError):
+                await second
+        await asyncio.gather(first, third)
+        assert tensor.tolist() == [4] * 3
+
+    way, hosts = placing(transport, 2)
+    await run_ranks(2, body, way, hosts=hosts)
+
+
+async def test_many_starts_under_way_end_when_a_rank_leaves() -> None:
+    async def body(rank: int) -> None:
+        plan = dist.all_reduce_init(torch.ones(3))
+        if rank == 0:
+            works = [plan.start() for _ in range(1000)]
+            assert not any(work._is_awaited for work in works)
+            await dist.send(torch.empty(1), 1)
+            for work in works:
+                with pytest.raises(dist.PeerLostError):
+                    await work
+        else:
+            await dist.recv(torch.empty(1), 0)
+            await dist.destroy_process_group()
+
+    await run_ranks(2, body)
+
+
 async def test_after_a_failure_the_next_start_is_a_new_operation() -> None:
     async def body(rank: int) -> None:
         tensor = torch.ones(3)

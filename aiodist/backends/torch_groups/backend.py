@@ -257,9 +257,9 @@ class TorchBackend(CollectiveBackend):
         slots, messages = [*inputs, *outputs], self._messages
         here = messages.here(device_of(slots) if slots else messages.own_device())
 
-        before = self._group.take_before()
+        earlier = self._group.take_earlier()
         check = compare or barrier_dissemination
-        is_late = compare is not None or before is not None or messages.kind.agrees_first
+        is_late = compare is not None or bool(earlier) or messages.kind.agrees_first
         may_begin: Pending[bool] = Pending()
 
         def stage() -> None:
@@ -282,8 +282,7 @@ class TorchBackend(CollectiveBackend):
                 stage, issue, hand_over, here, name, call.timeout, may_begin
             )
             try:
-                if before is not None:
-                    await before
+                await self._group.ends_of(earlier)
                 await check(context)
                 may_begin.complete(True)
                 await running.over
