@@ -111,7 +111,7 @@ def _has_async(value: Any) -> bool:
         return False
     if issubclass(kind, (list, tuple)):
         return any(map(_has_async, value))
-    return hasattr(kind, "trigger_wait")
+    return issubclass(kind, torch.Tensor) and hasattr(kind, "trigger_wait")
 
 
 def _plain(value: Any) -> Any:
