@@ -9,7 +9,7 @@ import pytest
 from aiodist.errors import DistError
 from tests.interleavings.scheduler import Stuck
 
-BLOCKS = (0, *(pytest.param(block, marks=pytest.mark.extended) for block in range(1, 13)))
+BLOCKS = (0, *(pytest.param(block, marks=pytest.mark.extended) for block in range(1, 5)))
 """Values of a parameter ``block``."""
 
 
