@@ -103,7 +103,9 @@ def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
 def _command(places: list[Place]) -> str:
     """Return the command line of the first rank's process, after a semicolon; "" if it is not known."""
     try:
-        text = Path(f"/proc/{places[0].pid_here()}/cmdline").read_text("utf-8", "replace")
+        text = Path(f"/proc/{places[0].pid_here()}/cmdline").read_text(
+            encoding="utf-8", errors="replace"
+        )
     except (OSError, IndexError):
         return ""
     # The program of `python -c` is a word of several lines.
