@@ -324,9 +324,8 @@ class GroupEngine(Messaging):
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
         self._active.pop(sequence, None)
-        for over in self._awaited.pop(
-            sequence, ()
-        ):  # in the next turn: a row of ends does not recurse
+        # Later, so that many that fail one after the other do not recurse.
+        for over in self._awaited.pop(sequence, ()):
             self.next_turn().callback = partial(over.complete, None)
         self.status_queries.drop(sequence)
         if told is None:

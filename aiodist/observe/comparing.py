@@ -16,8 +16,8 @@ class GroupStory:
 
     ``first_difference``: the lowest sequence number in which members differ, or None. They differ
     if they started different calls, if only some started it, or if it ended differently. A difference
-    that the program has handled does not count: all members finished an operation that they called
-    after it.
+    that the program has handled does not count: it failed on a member, and all members finished an
+    operation that they called after it.
     """
 
     name: str

@@ -31,3 +31,5 @@ def test_a_thread_learns_that_the_loop_went_on_for_it() -> None:
     assert communicator.look()
     assert communicator.fall_asleep()
     assert not communicator.look()
+    theirs[PROGRESS] = 2
+    assert communicator.look()  # the operation has ended in this very look

@@ -19,7 +19,7 @@ def seeds(block: int, count: int) -> range:
 
 
 WRONG = (AssertionError, DistError)
-"""What a run raises whose results are wrong; `Stuck` where somebody sleeps for ever."""
+"""What a run raises whose results are wrong; `Stuck` where a rank or a thread sleeps for ever."""
 
 
 def fails(run: Callable[[int], None], within: Iterable[int], *kinds: type[Exception]) -> bool:

@@ -378,7 +378,7 @@ def given_up_by_a_task(begun: Any) -> None:
 
 
 @pytest.mark.parametrize("give_up", [given_up_by_close, given_up_by_a_task])
-async def test_what_is_cancelled_before_its_first_step_fails_on_all_ranks(
+async def test_a_task_that_is_cancelled_before_its_first_step_fails_on_all_ranks(
     give_up: Callable[[Any], None],
 ) -> None:
     async def one(rank: int) -> float:
