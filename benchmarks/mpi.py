@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.bench.cases import Case
-from aiodist.bench.measure import Effort, Samples, decode
+from aiodist.bench.measure import Repetitions, Samples, decode
 from benchmarks.arrival.cases import PatternCase
 from benchmarks.mpi_environment import OPTIONS, MpiEnvironment, mpi_environment
 from benchmarks.mpi_leftovers import swept
@@ -42,7 +42,7 @@ class MpiJobs:
         return self.library.version
 
     def measure(
-        self, ranks: int, cases: Sequence[Case], effort: Effort, pinned: bool
+        self, ranks: int, cases: Sequence[Case], effort: Repetitions, pinned: bool
     ) -> list[list[Samples]]:
         """Start a job that measures ``cases``. Raises RankFailedError."""
         order = {
@@ -52,7 +52,7 @@ class MpiJobs:
         }
         return self._job(ranks, order, f"{self.name}, {ranks} ranks, {cases[0].operation}")
 
-    def measure_pattern(self, case: PatternCase, effort: Effort) -> list[Samples]:
+    def measure_pattern(self, case: PatternCase, effort: Repetitions) -> list[Samples]:
         """Start a job that measures ``case``, by direct calls alone. Raises RankFailedError."""
         order = {
             "pattern": dataclasses.asdict(case),

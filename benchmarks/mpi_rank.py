@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.bench.cases import Case
-from aiodist.bench.measure import Effort, encode, measure
+from aiodist.bench.measure import Repetitions, encode, measure
 from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array, in_usual_pages
 from aiodist.bench.peers.measured_peer import Place
@@ -24,7 +24,7 @@ def main(name: str, order_path: str, samples_path: str) -> None:
     peer = Mpi(name)
     peer.open()
     comm = peer.comm
-    effort = Effort(**order["effort"])
+    effort = Repetitions(**order["effort"])
     if "pattern" in order:
         call = PatternCall(PatternCase.of(order["pattern"]), comm.rank, empty)
         samples = call.samples(measure([peer], call, effort, comm.bcast))
@@ -36,7 +36,7 @@ def main(name: str, order_path: str, samples_path: str) -> None:
 
 
 def _cases(
-    cases: list[dict[str, Any]], peer: Mpi, effort: Effort, *, pinned: bool
+    cases: list[dict[str, Any]], peer: Mpi, effort: Repetitions, *, pinned: bool
 ) -> list[list[str]]:
     """Measure direct calls and aiodist over the same MPI by turns. Return what all ranks saw."""
     comm = peer.comm

@@ -16,7 +16,7 @@ from types import FrameType, MappingProxyType, TracebackType
 from typing import Any
 
 from aiodist.bench.cases import Case
-from aiodist.bench.measure import Effort, Samples, decode
+from aiodist.bench.measure import Repetitions, Samples, decode
 from benchmarks.arrival.cases import PatternCase
 from benchmarks.hosts import INTERFACE, inside
 from benchmarks.steps.cases import StepCase
@@ -98,7 +98,7 @@ class Ranks:
         finally:
             self._kill()
 
-    def measure(self, case: Case | StepCase | PatternCase, effort: Effort) -> list[Samples]:
+    def measure(self, case: Case | StepCase | PatternCase, effort: Repetitions) -> list[Samples]:
         """What each rank saw of ``case``. Raises RankFailedError."""
         number = self._number
         self._number += 1

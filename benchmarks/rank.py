@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from aiodist.bench.cases import Case
-from aiodist.bench.measure import Effort, encode, measure
+from aiodist.bench.measure import Repetitions, encode, measure
 from aiodist.bench.measured_operations import Call
 from aiodist.bench.measuring_rank import Agreement, empty
 from aiodist.bench.peers.measured_peer import Place
@@ -48,7 +48,7 @@ def serve(rank: int, ranks: int, meeting: str, peer_names: list[str], pinned: bo
     number = 0
     while (order := json.loads(store.get(f"order/{number}"))) is not None:
         agreement = Agreement(store, rank, f"agree/{number}")
-        effort = Effort(**order["effort"])
+        effort = Repetitions(**order["effort"])
         if "step" in order:
             place = distributed.PrefixStore(f"step/{number}", store)
             case = StepCase.of(order["step"])

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from aiodist.bench.cases import Case
-from aiodist.bench.measure import Effort, Samples
+from aiodist.bench.measure import Repetitions, Samples
 from aiodist.bench.times import combine
 from benchmarks import machine
 from benchmarks.cases import Suite
@@ -34,7 +34,7 @@ class Blocks(Protocol):
     """Those that share its job and take turns in it."""
 
     def measure(
-        self, ranks: int, cases: Sequence[Case], effort: Effort, pinned: bool
+        self, ranks: int, cases: Sequence[Case], effort: Repetitions, pinned: bool
     ) -> list[list[Samples]]:
         """For each case what each rank saw."""
         ...
@@ -92,7 +92,9 @@ def run(
     before = machine.describe()
     began = time.monotonic()
     passes = suite.passes
-    effort = Effort(suite.budget / passes, -(-suite.fewest // passes), max(1, suite.most // passes))
+    effort = Repetitions(
+        suite.budget / passes, -(-suite.fewest // passes), max(1, suite.most // passes)
+    )
     alone = dataclasses.replace(effort, budget=effort.budget / len(peers))
     gathered = Gathered()
     for number in range(passes):
@@ -125,7 +127,7 @@ def run(
                         f"{passes}, {spent:.0f} s so far"
                     )
     steps = []
-    bounds = Effort(suite.steps.budget, suite.steps.fewest, suite.steps.most)
+    bounds = Repetitions(suite.steps.budget, suite.steps.fewest, suite.steps.most)
     for ranks, group in groupby(() if apart else suite.steps.cases(), lambda step: step.ranks):
         with Ranks(ranks, (), pinned=pinned) as job:
             for step in group:
@@ -149,7 +151,7 @@ def run(
     return Report(before, settings, names, results, tuple(steps))
 
 
-def _ours(job: Ranks, cases: Sequence[Case], effort: Effort, gathered: Gathered) -> None:
+def _ours(job: Ranks, cases: Sequence[Case], effort: Repetitions, gathered: Gathered) -> None:
     for case in cases:
         gathered.add(case, job.measure(case, effort))
 
@@ -158,7 +160,7 @@ def _theirs(
     other: Blocks,
     ranks: int,
     cases: Sequence[Case],
-    effort: Effort,
+    effort: Repetitions,
     pinned: bool,
     gathered: Gathered,
 ) -> None:

@@ -7,7 +7,7 @@ import os
 from aiodist.backends.registry import backend_named
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import current_world
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import read_environment
 from aiodist.types import Backend
 
 
@@ -66,7 +66,7 @@ def get_node_local_size(fallback_size: int | None = None) -> int:
     Raises:
         InvalidUsageError: Nothing says it, and there is no ``fallback_size``.
     """
-    local = look_around(os.environ).local_size()
+    local = read_environment(os.environ).local_size()
     if local is not None:
         return local
     world = current_world()
@@ -92,7 +92,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     Raises:
         InvalidUsageError: No variable says it, and there is no ``fallback_rank``.
     """
-    local = look_around(os.environ).local_rank()
+    local = read_environment(os.environ).local_rank()
     if local is not None:
         return local
     if fallback_rank is None:

@@ -38,7 +38,9 @@ async def destroy_process_group(group: Group | None = None) -> None:
     if chosen is None:
         return
     groups = world.groups if chosen is world.default else [chosen]
-    lonely = [(w, w._describe()) for each in groups for w in each.under_way() if not w._is_awaited]
+    never_awaited = [
+        (w, w._describe()) for each in groups for w in each.under_way() if not w._is_awaited
+    ]
     if chosen is world.default:
         try:
             error = await close_world(world)
@@ -46,7 +48,7 @@ async def destroy_process_group(group: Group | None = None) -> None:
             world.destroyed = True
     else:
         error = await close_groups(world, [chosen])
-    for work, what in lonely:
+    for work, what in never_awaited:
         if isinstance(work._error, GroupClosedError):  # else it is told as that of any other work
             work.exception()
             log.warning("%s had not ended when its group was destroyed; it was never awaited", what)

@@ -30,14 +30,14 @@ def mistakes_in(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each value in ``environ`` that `init_process_group` would refuse."""
     found: list[str] = []
 
-    def judge(read: Callable[[], T]) -> T | None:
+    def attempt(read: Callable[[], T]) -> T | None:
         try:
             return read()
         except InvalidUsageError as error:
             found.append(str(error))
             return None
 
-    schemes = judge(partial(schemes_from, environ)) or [SHARED, TCP]
+    schemes = attempt(partial(schemes_from, environ)) or [SHARED, TCP]
     reads: tuple[Callable[[], object], ...] = (
         partial(shared_bytes_from, environ, schemes),
         partial(streams_from, environ, schemes),
@@ -51,5 +51,5 @@ def mistakes_in(environ: Mapping[str, str]) -> list[str]:
         partial(check_later_settings, environ),
     )
     for read in reads:
-        judge(read)
+        attempt(read)
     return found

@@ -163,7 +163,7 @@ async def init_process_group(
             patience=patience,
         )
         try:
-            async with met.heeding():
+            async with met.failing_on_loss():
                 places = capacity_from(capacity, met.size)
                 transports = transports_at(met.hosts, schemes) if places > 1 else []
                 _warn_if_open(met)
@@ -256,7 +256,7 @@ async def _open_world(
         rank_infos = [RankInfo.decode(each[0]) for each in everybody]
         rank_infos += [RankInfo.absent(rank) for rank in range(size, places)]
         world.choose_by(everybody[0][2])
-        introduce(world, endpoint, rank_infos, everybody[0][1], secret)
+        set_world_ranks(world, endpoint, rank_infos, everybody[0][1], secret)
     except BaseException:
         world.clear()  # first: the other one may be cancelled
         await endpoint.close()
@@ -274,7 +274,7 @@ def _compare(facts: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def introduce(
+def set_world_ranks(
     world: World, endpoint: Endpoint, rank_infos: Sequence[RankInfo], token: bytes, secret: bytes
 ) -> None:
     """Tell ``endpoint`` all ranks of ``world``, including this one and those that may come later.

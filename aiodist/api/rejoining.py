@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
-from aiodist.api.lifecycle import REPLACEMENT_VARIABLE, introduce, transports_at
+from aiodist.api.lifecycle import REPLACEMENT_VARIABLE, set_world_ranks, transports_at
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.settings import (
     check_later_settings,
@@ -43,7 +43,7 @@ from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import HeartbeatThread
 from aiodist.observe.answering import answer_here
 from aiodist.p2p.endpoint import Endpoint
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import read_environment
 from aiodist.rendezvous.meeting_stores import wrap_store
 from aiodist.store import PrefixStore, Store, TcpStore
 from aiodist.store.waiting import pauses
@@ -179,8 +179,8 @@ async def _come_in(
     rank_infos = [RankInfo.decode(rank_info) for rank_info in facts["rank_infos"]]
     world.size = len(rank_infos)
     world.choose_by(facts["table"])
-    heartbeat.adopt(facts["liveness"])
-    introduce(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
+    heartbeat.set_timeout(facts["liveness"])
+    set_world_ranks(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
     answer_here(world.observer)
     for rank_info in rank_infos:
         if rank_info.rank not in facts["ranks"] and not rank_info.is_absent:
@@ -327,7 +327,7 @@ def _own_rank(rank: int, environ: Mapping[str, str]) -> int:
         return rank
     if rank < -1:
         raise InvalidUsageError(f"rank={rank} is impossible: ranks go from 0, and -1 reads RANK")
-    known = look_around(environ).rank()
+    known = read_environment(environ).rank()
     if known is None:
         raise InvalidUsageError(
             "rejoin() needs the rank to take the place of: pass rank=, or set RANK as a launcher does"

@@ -30,7 +30,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from aiodist.backends.gradual_copy import run_gradually
-from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError, message_of
+from aiodist.backends.object_messages import (
+    ArrivedObject,
+    ObjectMessages,
+    WithdrawnError,
+    message_of,
+)
 from aiodist.completion import Driver, Pending
 from aiodist.errors import (
     DistError,
@@ -77,7 +82,7 @@ class Stream(ObjectStream):
         # receiving
         self._window = settings.window
         self._max_bytes = settings.max_bytes
-        self._buffer: deque[tuple[Parcel | memoryview | bytes, int]] = deque()
+        self._buffer: deque[tuple[ArrivedObject | memoryview | bytes, int]] = deque()
         self._room = settings.window  # items that the peer may still send
         self._room_bytes = settings.max_bytes
         self._owed_items = 0  # read, and not yet returned to the peer as credit
@@ -140,7 +145,7 @@ class Stream(ObjectStream):
         while True:
             if self._buffer:
                 item, size = self._buffer.popleft()
-                if isinstance(item, Parcel):
+                if isinstance(item, ArrivedObject):
                     return await self._read(item, size)
                 try:
                     return self._codec.load_short(item, allow_pickle=self._allow_pickle)
@@ -299,11 +304,13 @@ class Stream(ObjectStream):
 
     # -- receiving
 
-    async def _read(self, parcel: Parcel, size: int) -> Any:
+    async def _read(self, arrived_object: ArrivedObject, size: int) -> Any:
         try:
-            return await run_gradually(_next_turn, parcel.load(self._codec, self._allow_pickle))
+            return await run_gradually(
+                _next_turn, arrived_object.load(self._codec, self._allow_pickle)
+            )
         except asyncio.CancelledError:
-            self._buffer.appendleft((parcel, size))
+            self._buffer.appendleft((arrived_object, size))
             size = -1
             self._wake(self._readers)
             raise
@@ -392,14 +399,14 @@ class Stream(ObjectStream):
             envelope = read_envelope(item)
             size = length + sum(envelope.part_sizes)
             self._take_room(size)
-            parcel = self._messages.parcel(self._to, envelope, number)
+            arrived_object = self._messages.arrived_object(self._to, envelope, number)
             try:
-                await parcel.arrival()
+                await arrived_object.arrival()
             except WithdrawnError:  # its send was cancelled
                 self._has_left(size)
                 continue
             if self._reading:
-                self._buffer.append((parcel, size))
+                self._buffer.append((arrived_object, size))
 
     def _take_room(self, size: int) -> None:
         """Charge an item of ``size`` bytes. Raises ProtocolError for one beyond the credit.

@@ -92,7 +92,7 @@ class WithdrawnError(Exception):
     """The sender has withdrawn the object."""
 
 
-class Parcel:
+class ArrivedObject:
     """An object that has arrived, or whose parts are on their way."""
 
     def __init__(self, source: int, envelope: Envelope, parts: list[Recv], turn: int = 0) -> None:
@@ -124,7 +124,7 @@ class Parcel:
 
 
 class _EnvelopeRecv(Recv):
-    """A receive that waits for an envelope, or for a parcel that another receive hands on."""
+    """A receive that waits for an envelope, or for a arrived_object that another receive hands on."""
 
     __slots__ = ("finish", "given", "messages", "pickle")
 
@@ -141,7 +141,7 @@ class _EnvelopeRecv(Recv):
         self.messages = messages
         self.finish = finish
         self.pickle = pickle
-        self.given: Parcel | None = None
+        self.given: ArrivedObject | None = None
 
     def end(self, source: int) -> Any:
         """Return the result if the message is a whole object, in one step. Else raise `Unfinished`."""
@@ -151,9 +151,9 @@ class _EnvelopeRecv(Recv):
             assert data is not None  # allocated when the message was accepted
             if not meta and (head := short_head(data)) is not None:
                 return self.finish(codec.load_short(head, allow_pickle=self.pickle), source)
-            parcel = self.messages.parcel_in(self)
-            if not parcel.envelope.rows:
-                return self.finish(finished(parcel.load(codec, self.pickle)), source)
+            arrived_object = self.messages.arrived_object_in(self)
+            if not arrived_object.envelope.rows:
+                return self.finish(finished(arrived_object.load(codec, self.pickle)), source)
         raise Unfinished(self.rest)
 
     def hand_back(self, inbox: TakesBack) -> None:
@@ -176,7 +176,7 @@ class ObjectMessages:
         self.codec = codec
         self.next_part = 0
         """The number of the next part that this rank sends."""
-        self._handed_on: dict[Key, list[Parcel]] = {}
+        self._handed_on: dict[Key, list[ArrivedObject]] = {}
         self._plans: dict[tuple[str, int | None, int], ObjectPlan] = {}
         """By direction, group rank and tag."""
 
@@ -319,59 +319,59 @@ class ObjectMessages:
                         return group.received(ended, value, source, key, b"", data)
                 turn = group.endpoint.inbox.matcher.taken
                 envelope = read_envelope(memoryview(data))
-                self._handed_on[key] = [Parcel(source, envelope, [], turn)]
+                self._handed_on[key] = [ArrivedObject(source, envelope, [], turn)]
         recv = _EnvelopeRecv(self, key, source, finish, pickle)
-        recv.given = self._handed_parcel(recv)
+        recv.given = self._handed_object(recv)
         if recv.given is not None:
             group.endpoint.inbox.matcher.number(recv)  # it is posted if the object is withdrawn
             return group.message("recv", src, tag, recv.rest, timeout, kind=OBJECT)
         return group.recv_posted(plan.facts(-1), recv, recv.end, timeout)
 
     async def receive(self, context: MessageContext, recv: _EnvelopeRecv) -> Any:
-        """Return the result of ``recv``, which has an envelope or a parcel."""
+        """Return the result of ``recv``, which has an envelope or a arrived_object."""
         while True:
-            parcel = recv.given or self.parcel_in(recv)
-            context.matched(parcel.source)
+            arrived_object = recv.given or self.arrived_object_in(recv)
+            context.matched(arrived_object.source)
             try:
-                await parcel.arrival()
+                await arrived_object.arrival()
                 obj = await run_gradually(
-                    self._group.next_turn, parcel.load(self.codec, recv.pickle)
+                    self._group.next_turn, arrived_object.load(self.codec, recv.pickle)
                 )
             except WithdrawnError:
                 context.matched(recv.src)
             except BaseException:
-                if not parcel.is_lost:
-                    self.hand_on(recv.key, parcel)
+                if not arrived_object.is_lost:
+                    self.hand_on(recv.key, arrived_object)
                 raise
             else:
-                recv.given = parcel  # for `hand_back`
+                recv.given = arrived_object  # for `hand_back`
                 context.receiving(recv)
-                return recv.finish(obj, parcel.source)
+                return recv.finish(obj, arrived_object.source)
             order = recv.order
             recv = _EnvelopeRecv(self, recv.key, recv.src, recv.finish, recv.pickle)
             recv.order = order  # before receives that were posted later
-            recv.given = self._handed_parcel(recv)
+            recv.given = self._handed_object(recv)
             if recv.given is None:
                 await context.receiving(self._group.messenger.recv(recv))
 
-    def _handed_parcel(self, recv: Recv) -> Parcel | None:
+    def _handed_object(self, recv: Recv) -> ArrivedObject | None:
         """Take an object for ``recv`` whose own receive was cancelled, or return None.
 
         None also if a message that waits was sent before that object: that is next.
         """
         matcher = self._group.endpoint.inbox.matcher
-        for parcel in self._handed_on.get(recv.key, ()):
-            if recv.src in (parcel.source, ANY_SOURCE):
-                first = matcher.first(recv.key, parcel.source)
-                if first is not None and first.order < parcel.turn:
+        for arrived_object in self._handed_on.get(recv.key, ()):
+            if recv.src in (arrived_object.source, ANY_SOURCE):
+                first = matcher.first(recv.key, arrived_object.source)
+                if first is not None and first.order < arrived_object.turn:
                     return None
-                self._handed_on[recv.key].remove(parcel)
+                self._handed_on[recv.key].remove(arrived_object)
                 if not self._handed_on[recv.key]:
                     del self._handed_on[recv.key]
-                return parcel
+                return arrived_object
         return None
 
-    def parcel_in(self, recv: Recv) -> Parcel:
+    def arrived_object_in(self, recv: Recv) -> ArrivedObject:
         """Return the object whose message ``recv`` has got. Raises what the sender reports."""
         source, meta, data = recv.source, recv.meta, recv.into
         assert data is not None  # allocated when the message was accepted
@@ -379,13 +379,15 @@ class ObjectMessages:
             reason = bytes(data).decode(errors="replace")
             raise DistBackendError(f"rank {source} could not send an object: {reason}", rank=source)
         if len(meta) > _NUMBER_BYTES:
-            return Parcel(source, read_envelope(memoryview(meta)), [recv], recv.turn)
-        return self.parcel(source, read_envelope(data), meta, recv.turn)
+            return ArrivedObject(source, read_envelope(memoryview(meta)), [recv], recv.turn)
+        return self.arrived_object(source, read_envelope(data), meta, recv.turn)
 
-    def parcel(self, source: int, envelope: Envelope, number: bytes, turn: int = 0) -> Parcel:
+    def arrived_object(
+        self, source: int, envelope: Envelope, number: bytes, turn: int = 0
+    ) -> ArrivedObject:
         """Post receives for the parts that ``envelope`` announces; ``number``: of the first.
 
-        ``turn``: as of `Parcel`.
+        ``turn``: as of `ArrivedObject`.
         """
         if envelope.part_sizes and len(number) != 8:
             raise ProtocolError(f"rank {source} sent an object that does not number its parts")
@@ -397,17 +399,17 @@ class ObjectMessages:
         ]
         for part in parts:
             self._group.messenger.recv(part)
-        return Parcel(source, envelope, parts, turn)
+        return ArrivedObject(source, envelope, parts, turn)
 
-    def hand_on(self, key: Key, parcel: Parcel) -> None:
+    def hand_on(self, key: Key, arrived_object: ArrivedObject) -> None:
         """Give an object whose receive was cancelled to the first receive that matches it."""
         for recv in self._group.receiving(key):
-            if isinstance(recv, _EnvelopeRecv) and recv.src in (parcel.source, ANY_SOURCE):
+            if isinstance(recv, _EnvelopeRecv) and recv.src in (arrived_object.source, ANY_SOURCE):
                 self._group.messenger.inbox.withdraw(recv)
-                recv.given = parcel
-                recv.complete(parcel.source)
+                recv.given = arrived_object
+                recv.complete(arrived_object.source)
                 return
-        insort(self._handed_on.setdefault(key, []), parcel, key=attrgetter("turn"))
+        insort(self._handed_on.setdefault(key, []), arrived_object, key=attrgetter("turn"))
 
 
 def unheard(work: Work[Any]) -> None:

@@ -22,7 +22,7 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.group_lifecycle import GroupSpec
 from aiodist.groups.world import World
 from aiodist.rendezvous import Rendezvous, rendezvous
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import read_environment
 from aiodist.types import Backend
 
 
@@ -117,7 +117,7 @@ def default_backend() -> Backend:
         return Backend(Backend.AIODIST)
     from aiodist.backends.torch_groups import count_gpus
 
-    here = look_around(os.environ).local_size() or 1
+    here = read_environment(os.environ).local_size() or 1
     return Backend(SEVERAL_GPUS if count_gpus() >= max(2, here) else Backend.AIODIST)
 
 

@@ -18,7 +18,7 @@ MOST_CALLS = 8
 
 
 @dataclass(frozen=True)
-class Effort:
+class Repetitions:
     """``budget`` in seconds for the measured rounds, and the ``fewest`` and ``most`` rounds.
 
     ``calls_in_turn``: how many calls a turn has; 0: as many as their time allows.
@@ -53,7 +53,7 @@ class Samples:
 
 
 def measure(
-    peers: Sequence[Peer], call: Call, effort: Effort, agree: Callable[[int], int]
+    peers: Sequence[Peer], call: Call, effort: Repetitions, agree: Callable[[int], int]
 ) -> Samples:
     """Give each peer one turn a round, forwards and backwards by turns.
 

@@ -15,7 +15,7 @@ import torch
 from torch import distributed as torch_distributed
 
 from aiodist.bench.cases import Case, size_text
-from aiodist.bench.measure import Effort, Samples, decode, encode, measure
+from aiodist.bench.measure import Repetitions, Samples, decode, encode, measure
 from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
 from aiodist.bench.peers import PEERS
@@ -59,7 +59,7 @@ def serve(order: dict[str, Any]) -> None:
         peer.open(Place(rank, ranks, distributed.PrefixStore(f"peer/{name}", store)))
         peers.append(peer)
     cases = [Case(**case) for case in order["cases"]]
-    effort = Effort(**order["effort"])
+    effort = Repetitions(**order["effort"])
     rows = []
     for number, case in enumerate(cases):
         if rank == 0:

@@ -30,7 +30,7 @@ class HostsCase(NamedTuple):
     """Bytes that a column exchanges at once, where an algorithm goes in pieces."""
 
 
-class Crossing(NamedTuple):
+class InterHostRun(NamedTuple):
     """What one algorithm runs between the hosts."""
 
     lengths: Callable[[HostsCase, int], list[int]]
@@ -90,19 +90,19 @@ def _blocks_of_column(case: HostsCase, column: int) -> list[int]:
     return [case.lengths[rank] for rank in case.topology.column(column)]
 
 
-CROSSINGS: Mapping[tuple[str, str], Crossing] = MappingProxyType(
+CROSSINGS: Mapping[tuple[str, str], InterHostRun] = MappingProxyType(
     {
-        ("barrier", "leaders"): Crossing(_all),
-        ("broadcast", "leaders"): Crossing(_all),
-        ("broadcast", "stripes"): Crossing(_stripe),
-        ("broadcast", "chain"): Crossing(_stripe, Choice("chain", MANY)),
-        ("reduce", "leaders"): Crossing(_all),
-        ("reduce", "stripes"): Crossing(_stripe),
-        ("all_reduce", "leaders"): Crossing(_all),
-        ("all_reduce", "stripes"): Crossing(_stripe),
-        ("all_gather", "leaders"): Crossing(_block_a_host),
-        ("all_gather", "columns"): Crossing(_blocks_of_column),
-        ("reduce_scatter", "leaders"): Crossing(_block_a_host),
-        ("reduce_scatter", "columns"): Crossing(_blocks_of_column),
+        ("barrier", "leaders"): InterHostRun(_all),
+        ("broadcast", "leaders"): InterHostRun(_all),
+        ("broadcast", "stripes"): InterHostRun(_stripe),
+        ("broadcast", "chain"): InterHostRun(_stripe, Choice("chain", MANY)),
+        ("reduce", "leaders"): InterHostRun(_all),
+        ("reduce", "stripes"): InterHostRun(_stripe),
+        ("all_reduce", "leaders"): InterHostRun(_all),
+        ("all_reduce", "stripes"): InterHostRun(_stripe),
+        ("all_gather", "leaders"): InterHostRun(_block_a_host),
+        ("all_gather", "columns"): InterHostRun(_blocks_of_column),
+        ("reduce_scatter", "leaders"): InterHostRun(_block_a_host),
+        ("reduce_scatter", "columns"): InterHostRun(_blocks_of_column),
     }
 )

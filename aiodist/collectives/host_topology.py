@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.select import CROWDED, PAIRS, Choice, Rules, select
+from aiodist.collectives.select import OVERSUBSCRIBED, PAIRS, Choice, Rules, select
 from aiodist.completion import Pending
 
 
@@ -20,14 +20,14 @@ class HostTopology:
 
     __slots__ = ("_host_of", "columns", "hosts", "locality")
 
-    def __init__(self, names: Sequence[object], *, crowded: bool = False) -> None:
-        """``names``: of each rank's host, by rank. ``crowded``: ranks of some host share cores."""
+    def __init__(self, names: Sequence[object], *, oversubscribed: bool = False) -> None:
+        """``names``: of each rank's host, by rank. ``oversubscribed``: ranks of some host share cores."""
         by_name: dict[object, list[int]] = {}
         for rank, name in enumerate(names):
             by_name.setdefault(name, []).append(rank)
         self.hosts = tuple(tuple(ranks) for ranks in by_name.values())
         self.columns = min(map(len, self.hosts))
-        self.locality = CROWDED if crowded else PAIRS if self.columns <= 2 else None
+        self.locality = OVERSUBSCRIBED if oversubscribed else PAIRS if self.columns <= 2 else None
         numbers = {name: number for number, name in enumerate(by_name)}
         self._host_of = [numbers[name] for name in names]
 

@@ -119,7 +119,7 @@ class IntraHostShm:
     def broadcast(self, root: int, data: memoryview) -> Run:
         rank, size, nbytes = self.rank, self.size, len(data)
         # Of more than a piece, ranks that have a core each copy chunks at the same time.
-        room = self._shm.slot_bytes if self._shm.crowded else PIECE_BYTES
+        room = self._shm.slot_bytes if self._shm.oversubscribed else PIECE_BYTES
         if self._begun or nbytes > min(room, self._shm.slot_bytes):
             return self._in_chunks([root], lambda shm, _: broadcast_chunks(shm, root, data))
         exchange = BroadcastSlots(rank, size, nbytes, root)

@@ -19,7 +19,7 @@ from aiodist.collectives.partition import CHUNK
 KIB = 1024
 MIB = 1024 * KIB
 MANY = 1 << 62
-CROWDED = "crowded"
+OVERSUBSCRIBED = "oversubscribed"
 """Ranks that have to share cores of their host; of several hosts: those of one host at least."""
 PAIRS = "pairs"
 """Ranks on several hosts, some of which have one or two of them: `HostTopology.columns` is at most 2."""
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 class Rule(NamedTuple):
     """A row: fits from ``least`` up to ``ranks`` ranks and up to ``nbytes`` bytes, inclusive.
 
-    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed, as `CROWDED` or
+    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed, as `OVERSUBSCRIBED` or
     `PAIRS`, or any where None.
     """
 
@@ -61,7 +61,7 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("binomial")),
             Rule(8, 512 * KIB, Choice("binomial")),
             # Each message is a turn for another rank on the same core.
-            Rule(8, 4 * MIB, Choice("binomial"), locality=CROWDED),
+            Rule(8, 4 * MIB, Choice("binomial"), locality=OVERSUBSCRIBED),
             Rule(8, 16 * MIB, Choice("chain", 128 * KIB)),
             Rule(8, MANY, Choice("chain")),
             Rule(32, 1 * MIB, Choice("scatter_ring")),
@@ -173,7 +173,7 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(8, 128 * KIB, Choice("slots")),
             Rule(MANY, 8 * KIB, Choice("slots")),
             Rule(6, 4 * MIB, Choice("stripes")),
-            Rule(6, MANY, Choice("chain"), locality=CROWDED),
+            Rule(6, MANY, Choice("chain"), locality=OVERSUBSCRIBED),
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_gather": (
@@ -212,12 +212,12 @@ HOSTS_RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("leaders")),
             # Two columns save little and send twice as many messages.
             Rule(8, 512 * KIB, Choice("leaders"), locality=PAIRS),
-            Rule(8, 4 * MIB, Choice("leaders"), locality=CROWDED),
+            Rule(8, 4 * MIB, Choice("leaders"), locality=OVERSUBSCRIBED),
             Rule(MANY, 512 * KIB, Choice("stripes", PIECE)),
-            Rule(8, 8 * MIB, Choice("chain", 1 * MIB), locality=CROWDED),
+            Rule(8, 8 * MIB, Choice("chain", 1 * MIB), locality=OVERSUBSCRIBED),
             Rule(32, 8 * MIB, Choice("chain", 256 * KIB)),
             Rule(32, 32 * MIB, Choice("chain", 1 * MIB)),
-            Rule(32, MANY, Choice("chain", 2 * MIB), locality=CROWDED),
+            Rule(32, MANY, Choice("chain", 2 * MIB), locality=OVERSUBSCRIBED),
             Rule(32, MANY, Choice("chain", 1 * MIB)),
             Rule(MANY, MANY, Choice("stripes", PIECE)),
         ),
@@ -227,16 +227,16 @@ HOSTS_RULES: Rules = MappingProxyType(
         ),
         "all_reduce": (
             Rule(MANY, 16 * KIB, Choice("leaders")),
-            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
+            Rule(8, 1 * MIB, Choice("leaders"), locality=OVERSUBSCRIBED),
             Rule(MANY, MANY, Choice("stripes", 2 * PIECE)),
         ),
         "all_gather": (
-            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
+            Rule(8, 1 * MIB, Choice("leaders"), locality=OVERSUBSCRIBED),
             Rule(MANY, 32 * KIB, Choice("leaders")),
             Rule(MANY, MANY, Choice("columns", PIECE)),
         ),
         "reduce_scatter": (
-            Rule(8, 1 * MIB, Choice("leaders"), locality=CROWDED),
+            Rule(8, 1 * MIB, Choice("leaders"), locality=OVERSUBSCRIBED),
             Rule(MANY, 32 * KIB, Choice("leaders")),
             Rule(MANY, MANY, Choice("columns", PIECE)),
         ),

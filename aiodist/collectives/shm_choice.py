@@ -10,7 +10,7 @@ from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
 from aiodist.collectives.all_reduce_stripes import all_reduce_stripes
 from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import Step
-from aiodist.collectives.select import CROWDED, MANY, SHARED_RULES, Rules, select
+from aiodist.collectives.select import MANY, OVERSUBSCRIBED, SHARED_RULES, Rules, select
 from aiodist.collectives.shm_layout import ShmLayout
 
 ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
@@ -54,7 +54,7 @@ def choose_shared(
 
     ``in_slot``: the most that goes into one slot, where that is not all ``nbytes``.
     """
-    locality = CROWDED if shm.crowded else None
+    locality = OVERSUBSCRIBED if shm.oversubscribed else None
     name = select(operation, shm.size, nbytes, locality, rules).algorithm
     room = nbytes if in_slot is None else in_slot
     if name == "slots" and room > shm.slot_bytes:  # as a group that found little room has them

@@ -35,7 +35,7 @@ class ShmLayout(Protocol):
         """Chunks that a rank has: step i waits until step i - depth is released."""
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """Whether the ranks have to share cores, as all of them say."""
 
     def chunk(self, rank: int, step: int) -> memoryview:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aiodist.bench.cases import ITEMSIZE, OPERATIONS, SPLIT, Case
 from aiodist.bench.chart import Row, draw, table
-from aiodist.bench.measure import Effort
+from aiodist.bench.measure import Repetitions
 from aiodist.bench.peers import PEERS
 from aiodist.bench.times import Timing
 from aiodist.commands.main import version_of
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     against = None if args.against == "none" else args.against
     with tempfile.TemporaryDirectory(prefix="aiodist-bench-") as folder:
         answer = Path(folder) / "rows.json"
-        effort = Effort(args.seconds / len(cases), FEWEST, MOST)
+        effort = Repetitions(args.seconds / len(cases), FEWEST, MOST)
         order = {
             "cases": [asdict(case) for case in cases],
             "peers": [*([against] if against else []), *OURS],

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from aiodist.launch.args import Parser
-from aiodist.observe.comparing import stories
+from aiodist.observe.comparing import group_reports
 from aiodist.observe.folder import Dump, read_parts
 from aiodist.observe.report_text import situation
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(dump: Dump) -> str:
-    """Return the text of a dump: each rank, the verdict, each group."""
+    """Return the text of a dump: each rank, the diagnosis, each group."""
     lines = [f"job {dump.job}: {len(dump.parts)} of {dump.size} ranks have written a part"]
     if dump.others:
         lines.append(f"(the folder has parts of other jobs: {', '.join(dump.others)}; see --job)")
@@ -45,7 +45,7 @@ def report(dump: Dump) -> str:
     for rank, part in sorted(dump.parts.items(), key=lambda pair: pair[1].wall):
         reasons.setdefault(part.reason, rank)
     lines += [f"because (rank {rank}): {reason}" for reason, rank in reasons.items()]
-    told = stories(dump.parts)
+    told = group_reports(dump.parts)
     lines += situation(dump.parts, dump.silent, told)
     for story in told:
         lines += ["", str(story)]

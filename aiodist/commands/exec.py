@@ -21,7 +21,7 @@ from aiodist.launch.environment import meeting_environment, rank_environment
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.target import plain_program
 from aiodist.rendezvous import rendezvous
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import read_environment
 from aiodist.rendezvous.meeting_plan import MeetingPlan, plan
 from aiodist.rendezvous.node_address import address_of_node
 
@@ -68,7 +68,7 @@ def job_variables(environ: Mapping[str, str]) -> dict[str, str]:
     and this process and what it executes hold it. Raises InvalidUsageError where ``environ`` is
     of no launcher, or says too little; StoreTimeoutError where ranks do not come.
     """
-    here = look_around(environ)
+    here = read_environment(environ)
     if here.rank() is None:
         raise InvalidUsageError(
             "no launcher has started this process: there is no RANK, and no variable of Slurm or "
@@ -115,7 +115,7 @@ def _meeting_point(own: MeetingPlan, environ: Mapping[str, str]) -> tuple[str, i
     if own.master is not None:
         return address_of_node(own.master.host, environ), own.master.port
     if own.file is None:  # a rank alone
-        return _LOOPBACK, reserve_port().bequeath()
+        return _LOOPBACK, reserve_port().keep_on_exec()
     return _LOOPBACK, asyncio.run(_agree_on_port(own, environ))
 
 
@@ -125,7 +125,7 @@ async def _agree_on_port(own: MeetingPlan, environ: Mapping[str, str]) -> int:
     met = await rendezvous(None, rank=-1, size=-1, store=None, deadline=deadline, environ=environ)
     try:
         if own.rank == 0:
-            port = reserve_port().bequeath()
+            port = reserve_port().keep_on_exec()
             await met.store.set("port", str(port).encode())
             return port
         return int(await met.store.get("port", deadline))

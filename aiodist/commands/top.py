@@ -20,7 +20,7 @@ from aiodist.observe.text_table import ranges, ranks, table
 from aiodist.observe.usage import Usage, decode_usage
 
 FIRST_SECONDS = 0.5
-"""The most seconds before the first picture."""
+"""The most seconds before the first snapshot."""
 
 ANSWER_SECONDS = 2.0
 """Ranks that have not answered by then are shown as silent."""
@@ -74,11 +74,11 @@ def main(argv: Sequence[str]) -> int:
                     sys.stderr.write(f"aiodist: job {job} has ended on this host\n")
                     return 0
                 now = _ask(job, time.monotonic() - before.moment)
-                picture = Picture.of(job, before, now)
+                snapshot = Snapshot.of(job, before, now)
                 if args.json:
-                    frames.print(json.dumps(picture.facts()))
+                    frames.print(json.dumps(snapshot.facts()))
                 else:
-                    frames.draw(picture.lines(frames.width, frames.height, colours=colours))
+                    frames.draw(snapshot.lines(frames.width, frames.height, colours=colours))
                 before = now
                 if args.once:
                     break
@@ -94,7 +94,7 @@ def _ask(job: str, seconds: float) -> Answers[Usage]:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Snapshot:
     """A job between two moments. ``loads`` lacks ranks that have not answered twice."""
 
     job: str
@@ -105,7 +105,7 @@ class Picture:
     silent: Mapping[int, str]
 
     @classmethod
-    def of(cls, job: str, before: Answers[Usage], now: Answers[Usage]) -> Picture:
+    def of(cls, job: str, before: Answers[Usage], now: Answers[Usage]) -> Snapshot:
         """Compare two answers of the ranks."""
         sizes = [usage.identity.size for usage in now.parts.values()]
         return cls(
@@ -204,7 +204,7 @@ class Picture:
 
 
 _FIXED_LINES = 4
-"""Lines of a picture besides its rows and what it concludes."""
+"""Lines of a snapshot besides its rows and what it concludes."""
 
 _HEAD = (
     "rank",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.observe.asking import ask_job, choose_job, jobs_here
-from aiodist.observe.comparing import stories
+from aiodist.observe.comparing import group_reports
 from aiodist.observe.report_text import situation
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     job = choose_job(jobs, args.job)
     answers = ask_job(job, jobs[job], args.timeout)
-    told = stories(answers.parts)
+    told = group_reports(answers.parts)
     lines = [f"job {job}", *situation(answers.parts, answers.silent, told)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

@@ -57,7 +57,7 @@ class Agreement:
         self._members = tuple(members)
         self._me = me
         self._dead = set(dead)
-        self._tell = tell
+        self._send = tell
         self._lead = lead
         self._on_decided = decided
         self._entered = False
@@ -121,7 +121,7 @@ class Agreement:
             counting.update(self.alive if coordinator == self._me else [coordinator])
         self._entered = False  # it becomes no coordinator, whichever others die
         for rank in sorted(counting - {self._me}):
-            self._tell(rank, [GONE])
+            self._send(rank, [GONE])
 
     # -- what the others say
 
@@ -135,7 +135,7 @@ class Agreement:
             term, dead = rest
             if not 0 <= term < len(self._members):
                 raise ValueError(f"no member has place {term}")
-            self._bury(dead)
+            self._remove_dead(dead)
             if term >= max(self._promised, self._asked):
                 self._asked = term
                 self._waiting.add(src)
@@ -150,7 +150,7 @@ class Agreement:
             term, dead = rest
             if term == self._place(self._me):
                 self._joined.add(src)
-                self._bury(dead)
+                self._remove_dead(dead)
                 self._go_on()
         elif kind == DONE:
             term, members, value = rest
@@ -168,7 +168,7 @@ class Agreement:
         alive = self.alive
         return alive[0] if alive else self._me
 
-    def _bury(self, dead: Iterable[int]) -> None:
+    def _remove_dead(self, dead: Iterable[int]) -> None:
         # Not this rank: it learns by a decision that others take it for dead.
         self._dead.update(rank for rank in dead if rank != self._me and rank in self._members)
 
@@ -177,7 +177,7 @@ class Agreement:
         if term < 0 or self._members[term] == self._me:
             return
         self._promised = term
-        self._tell(self._members[term], [JOIN, term, sorted(self._dead)])
+        self._send(self._members[term], [JOIN, term, sorted(self._dead)])
 
     def _go_on(self) -> None:
         if not self._entered or self.decision is not None:
@@ -187,7 +187,7 @@ class Agreement:
         if coordinator != self._me:
             if place > self._told:
                 self._told = place
-                self._tell(coordinator, [HERE])
+                self._send(coordinator, [HERE])
             return
         if self._promised > place:
             return  # a higher coordinator asks, which takes this rank for dead, and will tell its decision
@@ -195,7 +195,7 @@ class Agreement:
             self._told = self._promised = place
             for rank in self.alive:
                 if rank != self._me:
-                    self._tell(rank, [ASK, place, sorted(self._dead)])
+                    self._send(rank, [ASK, place, sorted(self._dead)])
         alive = self.alive
         if not self._joined.issuperset(alive[1:]):
             return
@@ -217,4 +217,4 @@ class Agreement:
 
     def _pass_on(self, rank: int) -> None:
         assert self.decision is not None  # the callers look
-        self._tell(rank, [DONE, self._term, list(self.decision.members), self.decision.value])
+        self._send(rank, [DONE, self._term, list(self.decision.members), self.decision.value])

@@ -179,7 +179,7 @@ class CollectiveContext(OperationContext):
         """
         self._messenger.inbox.watch(self._key, self.compare)
 
-    def tell_awaited(self) -> None:
+    def announce_awaited(self) -> None:
         """Tell each rank whose message is missing, once, which collective this is.
 
         That rank may be in another collective, and wait for this rank in turn. If another library carries
@@ -195,7 +195,7 @@ class CollectiveContext(OperationContext):
             untold = ranks - self._informed
             self._informed |= untold
             for rank in untold:
-                endpoint.tell_fingerprint(rank, self._group.id, self.sequence, self.meta)
+                endpoint.send_fingerprint(rank, self._group.id, self.sequence, self.meta)
 
     def compare(self, src: int, meta: bytes) -> None:
         """Fail if global rank ``src`` has another collective, of fingerprint ``meta``, by this number."""

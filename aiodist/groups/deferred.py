@@ -126,12 +126,12 @@ class DeferredWork(Work[T]):
             self._settle(None, error)
             return
 
-        def settle() -> None:
+        def copy_outcome() -> None:
             self._source, self._unread = begun._source, begun._unread
             self._settle(begun._value, begun._error)
 
         begun._asked = True  # as this one has been
-        begun._when_done(settle)
+        begun._when_done(copy_outcome)
 
     def _heard(self) -> None:
         super()._heard()

@@ -29,7 +29,7 @@ from aiodist.wire.frames import COLLECTIVE, MESSAGES, Frame, Key
 if TYPE_CHECKING:
     from aiodist.groups.collective_backend import CollectiveBackend
     from aiodist.groups.status_query import Answers
-    from aiodist.p2p.endpoint_events import Presence
+    from aiodist.p2p.endpoint_events import StatusAnswer
 
 _ELSEWHERE = " by way of a GPU or another library"
 
@@ -181,7 +181,7 @@ def describe_missing(missing: Answers, waiting: Sequence[int]) -> str:
     return "all ranks are in it, and it goes on without waiting for any: it needs more time"
 
 
-def _does(said: Presence) -> str:
+def _does(said: StatusAnswer) -> str:
     return f"finished {said.last} last, and {said.now}" if said.last else said.now
 
 

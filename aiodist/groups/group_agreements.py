@@ -117,7 +117,7 @@ class GroupAgreements:
 
     def greet(self, rank: int) -> None:
         """Send ``rank`` a message without effect, which opens a stream to it."""
-        self._tell(0, rank, [protocol.HERE])
+        self._send(0, rank, [protocol.HERE])
 
     def lost(self, rank: int) -> None:
         """Note that a member has died or left, or that the members count this rank as lost."""
@@ -171,13 +171,13 @@ class GroupAgreements:
                 group.ranks,
                 group.global_rank,
                 [rank for rank in group.ranks if rank in self.gone or group.endpoint.lost(rank)],
-                partial(self._tell, number),
+                partial(self._send, number),
                 partial(self._lead, number),
                 decided.set,
             )
         return agreement
 
-    def _tell(self, number: int, rank: int, message: Sequence[Any]) -> None:
+    def _send(self, number: int, rank: int, message: Sequence[Any]) -> None:
         self._group.endpoint.agree(rank, self._group.id, number, msgpack.packb(message))
 
     def _lead(self, number: int) -> None:

@@ -185,7 +185,7 @@ class GroupEngine(Messaging):
                 communicator = self.communicator = None
             if communicator is not None:
                 if not shares:
-                    communicator.lay_out()
+                    communicator.allocate_area()
                 elif not context.try_enter(communicator):
                     body = partial(_admitted, communicator, body)
             if communicator is None or not shares or self.topology is not None:
@@ -196,7 +196,7 @@ class GroupEngine(Messaging):
             self._limit(work, timeout)
             self._mismatch_detector.started()
         if self._foretold:
-            self._compare_foretold()
+            self._compare_announced()
         return work
 
     def start_after(
@@ -419,7 +419,7 @@ class GroupEngine(Messaging):
             # The rank that waits fails as it hears of this, so the next collective here need not.
             self.late_mismatch(sequence, src, meta)
 
-    def _compare_foretold(self) -> None:
+    def _compare_announced(self) -> None:
         """Compare what ranks said of collectives that have begun here since."""
         for src, (sequence, meta) in list(self._foretold.items()):
             if sequence < self.n_started:
@@ -450,9 +450,9 @@ class GroupEngine(Messaging):
         # An empty one tells what a rank waits in that shares memory: it fails as it hears of this.
         # A rank that has sent data may have ended the operation.
         if error is not None and (length or self.communicator is None):
-            self.world.loop.call_soon(self._spoil, error)
+            self.world.loop.call_soon(self._fail_first_collective, error)
 
-    def _spoil(self, error: DistError) -> None:
+    def _fail_first_collective(self, error: DistError) -> None:
         """Fail the first collective that is under way, or else the next."""
         for work in self._active.values():
             work._fail(error)
@@ -498,7 +498,7 @@ class GroupEngine(Messaging):
             return
         for work in [w for w in self._active.values() if rank in w._waiting_for()]:
             work._fail(error.again())
-        self._fail_lonely()
+        self._fail_without_senders()
 
     def go_on_without(self, rank: int) -> None:
         """End the group: its member ``rank`` closed the one before it, and has never made this one."""

@@ -32,7 +32,7 @@ class GroupFacts(Protocol):
     endpoint: Endpoint
 
     @property
-    def is_told(self) -> bool: ...
+    def end_is_known(self) -> bool: ...
 
 
 class RankWorld(Protocol):

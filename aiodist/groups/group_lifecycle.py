@@ -261,7 +261,7 @@ class GroupLifecycle(ABC):
         return self._error is not None
 
     @property
-    def is_told(self) -> bool:
+    def end_is_known(self) -> bool:
         """Whether a revocation is no news: a lost member has ended the group, or it has a successor."""
         return self.successor is not None or isinstance(self._error, PeerLostError)
 

@@ -31,8 +31,10 @@ def place(group: GroupEngine, endpoint: Endpoint, incarnation: int) -> None:
     cores: dict[str, list[frozenset[int]]] = {}
     for rank_info in members:
         cores.setdefault(rank_info.host_id, []).append(rank_info.cores)
-    crowded = not all(map(have_cores, cores.values()))
-    topology = HostTopology([rank_info.host_id for rank_info in members], crowded=crowded)
+    oversubscribed = not all(map(have_cores, cores.values()))
+    topology = HostTopology(
+        [rank_info.host_id for rank_info in members], oversubscribed=oversubscribed
+    )
     if len(topology.hosts) == 1:
         group.communicator = ShmCommunicator(group, memory, incarnation)
     elif len(topology.hosts) < len(members):

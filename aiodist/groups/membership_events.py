@@ -76,17 +76,17 @@ class Membership:
 
     def lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         """Tell all readers that ``rank`` is gone."""
-        self._tell(MembershipEvent("left" if departed else "lost", rank, error))
+        self._emit(MembershipEvent("left" if departed else "lost", rank, error))
 
     def joined(self, rank: int) -> None:
         """Tell all readers that a process took the place of ``rank``."""
-        self._tell(MembershipEvent("joined", rank))
+        self._emit(MembershipEvent("joined", rank))
 
     def end(self) -> None:
         """End all readers."""
         for reader in list(self._readers):
             reader.end()
 
-    def _tell(self, event: MembershipEvent) -> None:
+    def _emit(self, event: MembershipEvent) -> None:
         for reader in list(self._readers):
             reader.put(event)

@@ -23,7 +23,7 @@ from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import head_of
 from aiodist.p2p.shm_sender import PIECE_BYTES
 from aiodist.p2p.spin_policy import BoundedSpin
-from aiodist.wire.frames import TENSOR, Key, ShortHeads, decode
+from aiodist.wire.frames import TENSOR, Key, ShortHeaders, decode
 
 if TYPE_CHECKING:
     from aiodist.groups.group_facts import RankWorld
@@ -58,7 +58,7 @@ class ObjectPlan:
         self.call = call_of(what, key[0])
         self.peer = peer
         self.key = key
-        self.heads = ShortHeads(key)
+        self.heads = ShortHeaders(key)
 
     def facts(self, nbytes: int) -> Facts:
         """Return what the flight recorder remembers of a message of ``nbytes``; -1: not known yet."""
@@ -277,7 +277,7 @@ class Messaging(GroupLifecycle):
             work._yields = self._spin_policy.turn_is_due(monotonic_ns())
         self._limit(work, timeout)
         if self._left and from_any and self._messenger is None:
-            self._fail_lonely()
+            self._fail_without_senders()
         return work
 
     def message(
@@ -310,7 +310,7 @@ class Messaging(GroupLifecycle):
         work._start_body(_run_body(work, context, body))
         self._limit(work, timeout)
         if self._left and context.from_any_rank and self._messenger is None:
-            self._fail_lonely()
+            self._fail_without_senders()
         return work
 
     def _check_source(self, src: int | None) -> None:
@@ -360,23 +360,23 @@ class Messaging(GroupLifecycle):
                     self.peer_lost(error)
             elif context.waits_for(rank):
                 work._fail(error.again())
-        self._fail_lonely(work)
+        self._fail_without_senders(work)
 
-    def _fail_lonely(self, only: Work[Any] | None = None) -> None:
+    def _fail_without_senders(self, only: Work[Any] | None = None) -> None:
         """Fail receives from any rank once no other rank is left. Connect to those that may have left.
 
         ``only``: the one receive to fail.
         """
-        lonely = [
+        waiting = [
             item
             for item in self._messages.items()
             if item[0].from_any_rank and only in (None, item[1])
         ]
-        if lonely and len(self._left) < self.size - 1:
+        if waiting and len(self._left) < self.size - 1:
             for rank in {*self.ranks} - self._left.keys() - {self.global_rank}:
                 self.endpoint.reach(rank)
             return
-        for context, work in lonely:
+        for context, work in waiting:
             work._fail(
                 PeerLostError(
                     f"{context.describe()} cannot get a message: all other ranks have left",

@@ -4,7 +4,7 @@ Each message and each slot of a collective carries its fingerprint, which its re
 may each wait for the other and send nothing: both may take themselves for the root of a reduce. Or one runs
 in shared memory and the other over streams. So a rank that has waited for a moment tells each rank that it
 waits for which collective it is in. In shared memory it tells its neighbours
-(`CollectiveContext.tell_awaited` says why).
+(`CollectiveContext.announce_awaited` says why).
 
 Why this finds every disagreement of ranks that wait for messages: take the first collective that does
 not end. It would end if all ranks called it alike. So among the ranks that wait in it, one waits for a rank
@@ -77,7 +77,7 @@ class MismatchDetector:
             return
         # Before anything is told: a collective that fails by it may be followed by the next one.
         self._set(min(2 * self._seconds, LONGEST_SECONDS))
-        first.tell_awaited()
+        first.announce_awaited()
 
 
 def _look(detector: weakref.ref[MismatchDetector]) -> None:

@@ -158,7 +158,7 @@ class ShmCollective:
                 return self._stay(at, exchange, given, _HERE)
             if nbytes >= 0:
                 mine = slots[communicator.rank]
-                if exchange.pieces and not communicator.spin_policy.crowded:
+                if exchange.pieces and not communicator.spin_policy.oversubscribed:
                     # Where ranks take turns on a core, a rank that finds anything shall find all of it.
                     for piece in exchange.pieces:
                         exchange.fill_piece(piece, mine, given)
@@ -380,8 +380,8 @@ class ShmCollective:
         return self.communicator.shape.chunk_bytes
 
     @property
-    def crowded(self) -> bool:
-        return self.communicator.shape.crowded
+    def oversubscribed(self) -> bool:
+        return self.communicator.shape.oversubscribed
 
     def chunk(self, rank: int, step: int) -> memoryview:
         return self._chunks[rank][(self.first + step) % self.depth]

@@ -65,7 +65,7 @@ class CurrentOperation(Protocol):
 
     @property
     def context(self) -> object:
-        """The `Entrant` that has entered the communicator by it."""
+        """The `WaitingOperation` that has entered the communicator by it."""
 
     def close(self) -> None:
         """The operation is over."""
@@ -74,7 +74,7 @@ class CurrentOperation(Protocol):
         """Note that the operation sleeps until another rank goes on."""
 
 
-class Entrant(Protocol):
+class WaitingOperation(Protocol):
     """An operation that waits for the communicator; `CollectiveContext` is one."""
 
     def enter(self, communicator: ShmCommunicator) -> None:
@@ -132,11 +132,11 @@ class ShmCommunicator:
         self.peers: list[tuple[int, memoryview]] = []
         self.slots: list[list[memoryview]] = []  # by their number, and by rank
         self.chunks: list[list[memoryview]] = []  # by rank
-        self._rung = [0] * self.size
+        self._woken_naps = [0] * self.size
         self._naps = 0
         self._fence = threading.Lock()
         self.current: CurrentOperation | None = None
-        self.queue: deque[tuple[Entrant, Pending[None]]] = deque()
+        self.queue: deque[tuple[WaitingOperation, Pending[None]]] = deque()
         self._admitting = False
         self._wait: Wait | None = None
         self._slept_over: Wait | None = None  # by a blocked thread, if still waited for
@@ -152,14 +152,14 @@ class ShmCommunicator:
         """Whether an operation may enter at once; else see `admitted`."""
         return self.current is None and not self.queue and bool(self.words)
 
-    def admitted(self, context: Entrant) -> Pending[None]:
+    def admitted(self, context: WaitingOperation) -> Pending[None]:
         """Return what is done when ``context`` has entered, or when `is_off`."""
         pending: Pending[None] = Pending()
         self.queue.append((context, pending))
         self._admit()
         return pending
 
-    def leave(self, context: Entrant) -> None:
+    def leave(self, context: WaitingOperation) -> None:
         """Free the communicator: ``context`` has ended, well or badly, or was never admitted."""
         current = self.current
         if current is None or current.context is not context:
@@ -211,16 +211,16 @@ class ShmCommunicator:
         self.chunks = [area.chunks for area in areas]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.spin_policy.active = not self.group.endpoint.shares_process
-        self.spin_policy.crowded = self.group.endpoint.spin_policy.crowded
+        self.spin_policy.oversubscribed = self.group.endpoint.spin_policy.oversubscribed
         return True
 
-    def lay_out(self) -> None:
+    def allocate_area(self) -> None:
         """Say what room this rank has, for those that may wait to hear it."""
         if self.is_opening:
-            self._opening.lay_out()
+            self._opening.allocate_area()
             # The bells go behind what the operation sends: a member that is in another one, which
             # could begin and end in memory, hears of the disagreement first.
-            self.group.world.loop.call_soon(self._tell)
+            self.group.world.loop.call_soon(self._notify_neighbours)
 
     @property
     def is_off(self) -> bool:
@@ -270,9 +270,9 @@ class ShmCommunicator:
                     self.wake(PROGRESS)
                     break
 
-    def _tell(self) -> None:
+    def _notify_neighbours(self) -> None:
         if self.is_opening:
-            self._opening.tell()
+            self._opening.notify_neighbours()
 
     def _wake_member(self, global_rank: int) -> None:
         self.group.wake(self.group_ranks[self.members.index(global_rank)])
@@ -284,9 +284,9 @@ class ShmCommunicator:
             if (
                 nap
                 and nap & _WHOM == word << _RANK_BITS | self.rank + 1
-                and nap != self._rung[rank]
+                and nap != self._woken_naps[rank]
             ):
-                self._rung[rank] = nap
+                self._woken_naps[rank] = nap
                 memory = self._memory
                 if memory is None or not memory.ring(
                     self.members[rank], self.group.id, bool(nap & _THREAD)
@@ -360,12 +360,12 @@ class ShmCommunicator:
             self.forget_wait()
             wait.complete(None)
 
-    def rung(self) -> None:
+    def on_doorbell(self) -> None:
         """A member has said what room it has, or raised what this rank sleeps over; perhaps not far
         enough yet."""
         if self.is_opening:
             # In the next turn: messages of the same read come first, as above.
-            self.group.world.loop.call_soon(self._tell)
+            self.group.world.loop.call_soon(self._notify_neighbours)
             self.group.world.loop.call_soon(self.poll)
             return
         self.poll()
@@ -394,7 +394,7 @@ class ShmCommunicator:
         if wait is not None:
             return [self.members[wait.rank]]
         if self._memory is not None and not self.words:
-            return self._opening.silent()
+            return self._opening.without_answer()
         return []
 
     def _fall_asleep(self) -> None:
@@ -408,7 +408,7 @@ class ShmCommunicator:
         if spin_policy.active and now - self._since < spin_policy.window:
             self._arming = True
             spin_policy.neighbours.move_to_idle_core(now)
-            spin_policy.give_way(self._turns)
+            spin_policy.yield_core(self._turns)
             self._turns += 1
             self.group.world.loop.call_soon(self._fall_asleep)
             return

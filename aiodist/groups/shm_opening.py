@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from aiodist.p2p.endpoint import Endpoint
-from aiodist.shm.group_area import CHUNK_BYTES, CROWDED_CHUNK_BYTES, GroupArea
+from aiodist.shm.group_area import CHUNK_BYTES, OVERSUBSCRIBED_CHUNK_BYTES, GroupArea
 from aiodist.shm.shared_memory import SharedMemory
 
 PATIENCE_SECONDS = 0.2
@@ -61,7 +61,7 @@ class ShmOpening:
         self._place = members.index(endpoint.rank)
         self._neighbours = neighbours
         self._unrung = list(neighbours)
-        self._untold = list(neighbours)  # that all members have said what room they have
+        self._unnotified = list(neighbours)  # that all members have said what room they have
         self._patient_until = 0.0
         self.loss: BaseException | None = None
         """Why the areas will never be found: a member is gone that has not said what room it has."""
@@ -76,45 +76,47 @@ class ShmOpening:
         """
         memory = self._memory
         if memory.could_share(self._members):
-            memory.lay_out(self._area, patient=self._is_patient, chunk_bytes=self._chunk_bytes)
+            memory.allocate_area(
+                self._area, patient=self._is_patient, chunk_bytes=self._chunk_bytes
+            )
         areas = self._look()
         is_reached = self._reach()
         if isinstance(areas, str):
-            self._ring(self._untold)
+            self._ring(self._unnotified)
             return areas
-        self._tell(areas is not None)
+        self._notify(areas is not None)
         if areas is None and not self._is_patient:
-            for rank in self.silent():
+            for rank in self.without_answer():
                 reach_if_gone(self._endpoint, memory, rank)
         if areas is None and is_reached:
             self.loss = next(filter(None, map(self._error_of, self._members)), None)
         return areas if is_reached else None
 
-    def lay_out(self) -> None:
-        """Say what room this rank has, for members that may wait to hear it; `tell` is to follow."""
-        self._memory.lay_out(self._area, chunk_bytes=self._chunk_bytes)
+    def allocate_area(self) -> None:
+        """Allocate this rank's area, for members that may wait for it. Then call `notify_neighbours`."""
+        self._memory.allocate_area(self._area, chunk_bytes=self._chunk_bytes)
 
-    def tell(self) -> None:
+    def notify_neighbours(self) -> None:
         """Ring for the neighbours that have not heard yet what this rank knows."""
-        self._tell(self._look() is not None)
+        self._notify(self._look() is not None)
 
     @property
     def seconds_to_sleep(self) -> float:
         """When to `find` again if no bell comes before."""
         if not self._is_patient:
             return until_next_look(perf_counter() - self._patient_until)
-        return self._patient_until - perf_counter() if self._has_said else ROOM_SECONDS
+        return self._patient_until - perf_counter() if self._has_answered else ROOM_SECONDS
 
-    def silent(self) -> list[int]:
+    def without_answer(self) -> list[int]:
         """Return global ranks of the members that have not said what room they have."""
-        return self._memory.silent(self._area, self._members)
+        return self._memory.without_answer(self._area, self._members)
 
     # -- inside
 
     def _look(self) -> list[GroupArea] | str | None:
         """Return what `find` may return, as far as memory tells."""
         if self._memory.could_share(self._members):
-            return self._memory.look(self._area, self._members)
+            return self._memory.find_areas(self._area, self._members)
         return "not all of its ranks can map each other's memory"
 
     def _reach(self) -> bool:
@@ -134,13 +136,13 @@ class ShmOpening:
         """Return whether this rank makes the connection to ``rank`` first: one of each pair does."""
         return self._members.index(rank) > self._place
 
-    def _tell(self, is_complete: bool) -> None:
+    def _notify(self, is_complete: bool) -> None:
         """Ring for the neighbours that have not heard that this rank, or every member, has said its room.
 
         A lower rank is not connected to for that at first: it connects to this one when it has said so.
         """
-        unaware = self._untold if is_complete else self._unrung
-        if unaware and (is_complete or self._has_said):
+        unaware = self._unnotified if is_complete else self._unrung
+        if unaware and (is_complete or self._has_answered):
             connected, is_patient = self._endpoint.connected, self._is_patient
             self._ring(
                 [
@@ -156,15 +158,15 @@ class ShmOpening:
             if rank in self._unrung:
                 self._unrung.remove(rank)
             if is_complete:
-                self._untold.remove(rank)
+                self._unnotified.remove(rank)
             self._ring_for(rank)
 
     def _error_of(self, rank: int) -> BaseException | None:
         return None if rank == self._endpoint.rank else self._endpoint.error_of(rank)
 
     @property
-    def _has_said(self) -> bool:
-        return self._memory.is_settled(self._area)
+    def _has_answered(self) -> bool:
+        return self._memory.has_answered(self._area)
 
     @property
     def _is_patient(self) -> bool:
@@ -177,8 +179,8 @@ class ShmOpening:
     @property
     def _chunk_bytes(self) -> int:
         """How large a chunk is, where there is room."""
-        crowded = self._endpoint.spin_policy.crowded
-        return CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
+        oversubscribed = self._endpoint.spin_policy.oversubscribed
+        return OVERSUBSCRIBED_CHUNK_BYTES if oversubscribed else CHUNK_BYTES
 
 
 def until_next_look(waited: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from aiodist.p2p.endpoint_events import Presence
+from aiodist.p2p.endpoint_events import StatusAnswer
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 0.5
 """A rank whose loop has not answered by then counts as missing: it is stuck, or gone."""
 
-Answers = dict[int, Presence | None]
+Answers = dict[int, StatusAnswer | None]
 """By global rank, in order, what each of those asked has answered; None of one that has not."""
 
 
@@ -43,11 +43,11 @@ class StatusQuery:
         seconds = ANSWER_SECONDS if self._silent else 0.0
         self._timer = loop.call_later(seconds, self._finish)
 
-    def answered(self, rank: int, presence: Presence) -> None:
+    def answered(self, rank: int, answer: StatusAnswer) -> None:
         """Take what ``rank`` answers."""
         if rank in self._silent:
             self._silent.discard(rank)
-            self._answers[rank] = presence
+            self._answers[rank] = answer
             if not self._silent:
                 self.drop()
                 self._finish()
@@ -86,11 +86,11 @@ class StatusQueries:
         absent = set(ranks).difference(asked)
         self._by_number[number] = StatusQuery(self._loop, asked, absent, done)
 
-    def answered(self, number: int, rank: int, presence: Presence) -> None:
+    def answered(self, number: int, rank: int, answer: StatusAnswer) -> None:
         """Take what ``rank`` answers."""
         status_query = self._by_number.get(number)
         if status_query is not None:
-            status_query.answered(rank, presence)
+            status_query.answered(rank, answer)
 
     def drop(self, number: int) -> None:
         """Cancel the query: the operation has ended."""

@@ -353,7 +353,7 @@ class Work(Unpicklable, Coroutine[Any, Any, T]):
         self._asked = True
         if context is None:
             context = copy_context()
-        self._when_done(partial(self._tell, callback, context))
+        self._when_done(partial(self._run_callback, callback, context))
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
         """Take back what `add_done_callback` was given.
@@ -366,13 +366,17 @@ class Work(Unpicklable, Coroutine[Any, Any, T]):
         """
         removed = 0
         for each in [*self._callbacks]:
-            if isinstance(each, partial) and each.func == self._tell and each.args[0] == callback:
+            if (
+                isinstance(each, partial)
+                and each.func == self._run_callback
+                and each.args[0] == callback
+            ):
                 with contextlib.suppress(ValueError):  # it has ended meanwhile, in another thread
                     self._callbacks.remove(each)
                     removed += 1
         return removed
 
-    def _tell(self, callback: Callable[[Work[T]], object], context: Context) -> None:
+    def _run_callback(self, callback: Callable[[Work[T]], object], context: Context) -> None:
         if _running_loop() is self._loop:
             self._loop.call_soon(callback, self, context=context)
             return

@@ -39,7 +39,7 @@ from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import Recorder, size_from
 from aiodist.p2p.departure import FLUSH_SECONDS
 from aiodist.p2p.endpoint import Endpoint
-from aiodist.p2p.endpoint_events import Presence
+from aiodist.p2p.endpoint_events import StatusAnswer
 from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
 from aiodist.wire.frames import COLLECTIVE, Frame, Key
@@ -460,18 +460,18 @@ class World:
         """
         return self._endpoint is not None and group not in self._closed
 
-    def present(self, group: int, sequence: int) -> Presence:
+    def present(self, group: int, sequence: int) -> StatusAnswer:
         known = self._groups.get(group)
         now = describe_present(self.recorder)
         if group in self._closed:
             now = f"destroyed its handle of the group, and {now}"
         entered, last = (False, "") if known is None else known.present(sequence)
-        return Presence(entered, last, now)
+        return StatusAnswer(entered, last, now)
 
-    def status_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
+    def status_answered(self, src: int, group: int, sequence: int, answer: StatusAnswer) -> None:
         known = self._groups.get(group)
         if known is not None:
-            known.status_queries.answered(sequence, src, presence)
+            known.status_queries.answered(sequence, src, answer)
 
     def fingerprint_arrived(self, src: int, group: int, sequence: int, fingerprint: bytes) -> None:
         known = self._groups.get(group)
@@ -490,7 +490,7 @@ class World:
     def woken(self, group: int) -> None:
         known = self._groups.get(group)
         if known is not None and known.communicator is not None:
-            known.communicator.rung()
+            known.communicator.on_doorbell()
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:
@@ -516,7 +516,7 @@ class World:
 
     def _note(self, group: GroupFacts, error: DistError, *, here: bool) -> None:
         # `shrink` revokes a group that a lost rank has ended: that rank is what a dump is about.
-        known = group.is_told and isinstance(error, GroupRevokedError)
+        known = group.end_is_known and isinstance(error, GroupRevokedError)
         if self.observer is not None and not known:
             self.observer.failed(error, here=here)
 

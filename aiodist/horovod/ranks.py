@@ -10,7 +10,7 @@ import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.switches import switch_from
 from aiodist.groups.world import current_world
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import read_environment
 from aiodist.sync.torch_group import VARIABLE
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def start(comm: Any = None) -> None:
         # Horovod makes no group of torch's. By one, a library such as torchmetrics would reduce by itself
         # what the script reduces, or what it computes on one rank alone.
         torch_group = switch_from(VARIABLE, os.environ) is True
-        here = look_around(os.environ)
+        here = read_environment(os.environ)
         if here.rank() is None and here.size() is None:  # started by hand: a job of one rank
             dist.init_process_group(
                 store=dist.HashStore(), rank=0, world_size=1, torch_group=torch_group
@@ -66,7 +66,7 @@ def start(comm: Any = None) -> None:
 
 def _place() -> tuple[int, int]:
     """Return local rank and local size: the launcher's, else by the hosts that the ranks are on."""
-    here = look_around(os.environ)
+    here = read_environment(os.environ)
     number, count = here.local_rank(), here.local_size()
     if number is not None and count is not None:
         return number, count

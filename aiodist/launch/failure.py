@@ -108,7 +108,7 @@ class Failure:
         """
         return bool(self._consequences())
 
-    def accused(self) -> int | None:
+    def named_cause(self) -> int | None:
         """Return the rank that a consequence names as its cause, or None."""
         ranks = [found["rank"] or found["failed_on"] for found in self._consequences()]
         return next((int(rank) for rank in ranks if rank is not None), None)

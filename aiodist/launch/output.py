@@ -150,7 +150,7 @@ class Screen:
         self._shown = (b"" if head or not mine else self._shown) + head + text
         self._owner, self._returned = source, end == b"\r"
 
-    def settle(self) -> None:
+    def end_line(self) -> None:
         """End the open line, if there is one, so that the next text starts at the left."""
         if self._owner is not None:
             self._buffer += b"\n"
@@ -208,7 +208,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Write the launcher's own text to stderr, on separate lines."""
-        self.stderr.settle()
+        self.stderr.end_line()
         for line in text.splitlines():
             self.stderr.put(self, b"", Piece(line.encode(errors="replace"), b"\n"))
         self.flush()
@@ -224,7 +224,7 @@ class Console:
     def close(self) -> None:
         """End open lines, so that the shell's prompt starts at the left."""
         for screen in self.screens:
-            screen.settle()
+            screen.end_line()
         self.flush()
 
     def flush(self) -> None:

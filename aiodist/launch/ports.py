@@ -35,7 +35,7 @@ class PortReservation:
         if held is not None:
             held.close()
 
-    def bequeath(self) -> int:
+    def keep_on_exec(self) -> int:
         """Let the program that this process executes hold the port too; return its number."""
         if self._held is not None:
             self._held.set_inheritable(True)

@@ -378,7 +378,7 @@ class Launcher:
         if not self._failures or self._restarts.left <= 0 or not self._may_go_on:
             return False
         self._sweep()
-        self._say(self._first_failure().summary(self._fate_of_others(self._first_failure())))
+        self._say(self._first_failure().summary(self._outcomes_of_others(self._first_failure())))
         self._restarts.start_over([place.rank for place in self.spec.places()])
         self._say(
             "aiodist: all ranks start anew "
@@ -485,18 +485,18 @@ class Launcher:
             return 128 + self._signal
         if self._failures:
             self.failure = self._first_failure()
-            self._say(self.failure.summary(self._fate_of_others(self.failure)))
+            self._say(self.failure.summary(self._outcomes_of_others(self.failure)))
             return self.failure.code
         return 128 + signal.SIGPIPE if self._output_lost else 0
 
     def _first_failure(self) -> Failure:
         causes = [f for f in self._failures if not f.is_consequence()]
-        accused = {f.accused() for f in self._failures}
+        named_cause = {f.named_cause() for f in self._failures}
         # One that had raised, told the others by destroying its group, and took long to end.
-        late = [f for f in self._stopped if f.rank in accused and f.raised()]
+        late = [f for f in self._stopped if f.rank in named_cause and f.raised()]
         return (causes or late or self._failures)[0]
 
-    def _fate_of_others(self, first: Failure) -> str:
+    def _outcomes_of_others(self, first: Failure) -> str:
         ends: dict[str, list[int]] = {}
         for rank in self._ranks:
             if rank.rank != first.rank and rank.status and not rank.replaced:

@@ -16,14 +16,14 @@ class LossSuspicion:
     """A stream on which a rank has sent nothing has ended without a goodbye.
 
     If the rank leaves or has died, its last data still arrives on another stream, which then ends,
-    too. ``verdict()``, that the rank is cut off, is therefore called only when no data has come for
+    too. ``on_cut_off()``, that the rank is cut off, is therefore called only when no data has come for
     a while.
     """
 
-    def __init__(self, bytes_heard: Callable[[], int], verdict: Callable[[], None]) -> None:
+    def __init__(self, bytes_heard: Callable[[], int], on_cut_off: Callable[[], None]) -> None:
         """Start to watch. ``bytes_heard()`` returns how many bytes have come on all streams of the rank."""
         self._bytes_heard = bytes_heard
-        self.verdict = verdict
+        self.on_cut_off = on_cut_off
         self._wait()
 
     def cancel(self) -> None:
@@ -37,7 +37,7 @@ class LossSuspicion:
         if self._bytes_heard() != self._heard:
             self._wait()
         else:
-            self.verdict()
+            self.on_cut_off()
 
 
 class ClosingStreams:

@@ -36,7 +36,7 @@ class CutOffError(DistNetworkError):
     """The connection ended before the other side had proven itself."""
 
 
-async def introduce(link: RankConnection, rank: int, seconds: float) -> None:
+async def authenticate(link: RankConnection, rank: int, seconds: float) -> None:
     """Prove this rank's identity to ``rank``, and wait until the other side has proven its own.
 
     If it fails, or is cancelled before the proof, the connection is closed.

@@ -16,7 +16,7 @@ from functools import partial
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError
 from aiodist.links.closing_streams import ClosingStreams
-from aiodist.links.dialing import introduce
+from aiodist.links.dialing import authenticate
 from aiodist.links.losses import ENDED
 from aiodist.links.rank_info import RankInfo, reachable_at
 from aiodist.liveness.heartbeat_connection import HeartbeatConnection
@@ -101,7 +101,7 @@ class FailureDetector:
             self._listeners.append(await transport.listen(self._accept))
         return tuple(listener.address for listener in self._listeners)
 
-    def adopt(self, timeout: float) -> None:
+    def set_timeout(self, timeout: float) -> None:
         """Take another ``timeout`` than that of the constructor, before ``meet``."""
         self._timeout, self._interval = timeout, timeout / BEATS
         self._deadlines = HeartbeatDeadlines(timeout, self._interval, time.monotonic())
@@ -134,7 +134,7 @@ class FailureDetector:
         if line is not None:
             self.proven(line)
 
-    def heard_of(self, rank: int) -> str:
+    def last_heartbeat_of(self, rank: int) -> str:
         """Return what the last heartbeat of ``rank``, which is lost now, said and how old it is.
 
         The text is empty for a rank that is no neighbour, or has reported nothing. Any thread.
@@ -142,7 +142,7 @@ class FailureDetector:
         at, activity = self._heartbeats.get(rank, (0.0, ""))
         return f"{time.monotonic() - at:.1f} s before the loss it {activity}" if activity else ""
 
-    def dismiss(self, rank: int) -> None:
+    def stop_watching(self, rank: int) -> None:
         """Stop watching ``rank``, which all ranks know to be gone."""
         if not self._over and rank not in self._gone:
             self._remove(rank)
@@ -155,7 +155,7 @@ class FailureDetector:
         self._last_words = last_activity
         self._departure.set()
         for line in [*self._lines.values(), *self._returned.values()]:
-            self._take_leave_of(line)
+            self._say_goodbye(line)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 # Complete the handshakes under way and say goodbye on them, too: a peer that stays would
@@ -171,7 +171,7 @@ class FailureDetector:
         for listener in listeners:
             await listener.close()
 
-    def _take_leave_of(self, line: HeartbeatConnection) -> None:
+    def _say_goodbye(self, line: HeartbeatConnection) -> None:
         if self._last_words:
             line.tell(FrameType.LOST, self._notice(self.rank, self._last_words).encode())
         elif self._departure.is_set():  # unless the others declared this rank lost
@@ -198,15 +198,15 @@ class FailureDetector:
         rank = line.rank
         self._awaited.discard(rank)
         if self._over:
-            self._take_leave_of(line)
+            self._say_goodbye(line)
             if not self._awaited:
                 self._all_came.set()
             return
         if rank in self._gone:
             # This is a rank that was declared lost and comes back, or the process that replaces
             # it. The latter ignores the notice, whose mark names the former process.
-            verdict = self._notice(rank, f"rank {self.rank} no longer counts on it")
-            line.tell(FrameType.LOST, verdict.encode())
+            loss_notice = self._notice(rank, f"rank {self.rank} no longer counts on it")
+            line.tell(FrameType.LOST, loss_notice.encode())
             former = self._returned.pop(rank, None)
             self._returned[rank] = line
             if former is not None:
@@ -237,7 +237,7 @@ class FailureDetector:
             self._left(rank, self._rank_infos[rank].mark, line)
 
     def ended(self, line: HeartbeatConnection, error: BaseException | None) -> None:
-        self._pending.turned_away(line, error)
+        self._pending.rejected(line, error)
         rank = line.rank
         if self._returned.get(rank) is line:
             del self._returned[rank]
@@ -256,7 +256,7 @@ class FailureDetector:
         if self._over:
             return
         self._timer = self._loop.call_later(self._until_next_beat(), self._beat)
-        self._judge()
+        self._check_deadlines()
         pulse = self._pulse()
         for line in [*self._lines.values(), *self._returned.values()]:
             line.tell(FrameType.BEAT, pulse)
@@ -285,7 +285,7 @@ class FailureDetector:
     def _pulse(self) -> bytes:
         return shorten(self._vitals()).encode()
 
-    def _judge(self) -> None:
+    def _check_deadlines(self) -> None:
         if self._over:
             return
         for rank in self._deadlines.silent(time.monotonic()):
@@ -297,7 +297,7 @@ class FailureDetector:
 
     def _notice(self, rank: int, reason: str) -> LossNotice:
         mark = self._rank_infos[rank].mark
-        return LossNotice(rank, mark, self.rank, reason, self.heard_of(rank))
+        return LossNotice(rank, mark, self.rank, reason, self.last_heartbeat_of(rank))
 
     def _is_meant(self, rank: int, mark: bytes) -> bool:
         return 0 <= rank < self.size and self._rank_infos[rank].mark == mark
@@ -305,8 +305,8 @@ class FailureDetector:
     def _ended(self, rank: int, why: str) -> None:
         """Handle the end of a connection to ``rank``: the rank may come back within the grace period."""
         self._endings[rank] = why
-        self._deadlines.hurry(rank, time.monotonic() + GRACE_SECONDS)
-        self._loop.call_later(GRACE_SECONDS, self._judge)
+        self._deadlines.shorten(rank, time.monotonic() + GRACE_SECONDS)
+        self._loop.call_later(GRACE_SECONDS, self._check_deadlines)
 
     def _lost(self, notice: LossNotice, source: HeartbeatConnection | None) -> None:
         rank = notice.rank
@@ -410,7 +410,7 @@ class FailureDetector:
         line = HeartbeatConnection(self, connection, Handshake(self._key, self.rank, self.size, 0))
         self._dialled.add(line)
         try:
-            await introduce(line, rank, self._timeout)
+            await authenticate(line, rank, self._timeout)
         finally:
             self._dialled.discard(line)
 

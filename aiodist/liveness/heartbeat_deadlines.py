@@ -33,7 +33,7 @@ class HeartbeatDeadlines:
         if rank in self._limits:
             self._limits[rank] = now + self._patience
 
-    def hurry(self, rank: int, limit: float) -> None:
+    def shorten(self, rank: int, limit: float) -> None:
         """Shorten the deadline of ``rank`` to ``limit``: the kernel says that its process has ended."""
         if rank in self._limits:
             self._limits[rank] = min(self._limits[rank], limit)

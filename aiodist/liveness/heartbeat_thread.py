@@ -37,7 +37,7 @@ class HeartbeatThread:
         self._size = size
         self._transports = transports
         self.timeout = timeout
-        """Seconds of silence; 0 after `adopt` where no rank watches another."""
+        """Seconds of silence; 0 after `set_timeout` where no rank watches another."""
         self._met = False
         self._vitals: Callable[[], str] = str
         self._report: Callable[[LossNotice], None] = _ignore
@@ -75,11 +75,11 @@ class HeartbeatThread:
             ) from failure
         return self._opened.result()
 
-    def adopt(self, timeout: float) -> None:
+    def set_timeout(self, timeout: float) -> None:
         """Take the ``timeout`` of the other ranks, which may be 0, before ``meet``."""
         self.timeout = timeout
         if timeout:
-            self._ask(FailureDetector.adopt, timeout)
+            self._ask(FailureDetector.set_timeout, timeout)
 
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
         """Begin to send heartbeats and to watch. Ranks of one process share its fate and need none."""
@@ -97,18 +97,18 @@ class HeartbeatThread:
         if self._met:
             self._ask(FailureDetector.renew, rank_info)
 
-    def dismiss(self, rank: int) -> None:
+    def stop_watching(self, rank: int) -> None:
         """Stop watching ``rank``, which was lost before this rank joined."""
         if self._met:
-            self._ask(FailureDetector.dismiss, rank)
+            self._ask(FailureDetector.stop_watching, rank)
 
     def _ask(self, function: Callable[..., None], *args: object) -> None:
         assert self._detector is not None  # `open` has returned
         self._loop_thread.ask(function, self._detector, *args)
 
-    def heard_of(self, rank: int) -> str:
-        """Return what `FailureDetector.heard_of` says of ``rank``."""
-        return "" if self._detector is None else self._detector.heard_of(rank)
+    def last_heartbeat_of(self, rank: int) -> str:
+        """Return what `FailureDetector.last_heartbeat_of` says of ``rank``."""
+        return "" if self._detector is None else self._detector.last_heartbeat_of(rank)
 
     async def close(self) -> None:
         """Say goodbye and end the thread, within 4 s. Idempotent."""

@@ -85,7 +85,7 @@ class RanksMagics(Magics):
             try:
                 portal().run(cluster.close)
             finally:
-                portal().unsettle(self)
+                portal().remove_user(self)
 
     async def leave(self) -> None:
         """End the ranks on the portal's loop, as the process ends."""
@@ -107,11 +107,11 @@ class RanksMagics(Magics):
             return self._cluster
         size = DEFAULT_RANKS if size is None else size
         cluster = Cluster(size, env={"MPLBACKEND": f"module://{PYPLOT_BACKEND}"})
-        portal().settle(self)  # first: the loop that starts the processes must go on
+        portal().add_user(self)  # first: the loop that starts the processes must go on
         try:
             portal().run(cluster.start)
         except BaseException:
-            portal().unsettle(self)
+            portal().remove_user(self)
             raise
         self._cluster, self._size = cluster, size
         return cluster

@@ -11,7 +11,7 @@ from aiodist.observe.text_table import ranks
 
 
 @dataclass(frozen=True)
-class GroupStory:
+class GroupReports:
     """A group as the reports of its members describe it. ``started``: by rank, for ranks with a report.
 
     ``first_difference``: the lowest sequence number in which members differ, or None. They differ
@@ -53,7 +53,7 @@ class GroupStory:
         return "\n".join(lines)
 
 
-def stories(parts: Mapping[int, RankReport]) -> list[GroupStory]:
+def group_reports(parts: Mapping[int, RankReport]) -> list[GroupReports]:
     """Return the story of each group that a report knows, the default group first."""
     known = {state.id: state for part in parts.values() for state in part.groups}
     told = []
@@ -69,7 +69,7 @@ def stories(parts: Mapping[int, RankReport]) -> list[GroupStory]:
 
 def _story(
     group: int, name: str, ranks_of_group: tuple[int, ...], members: Mapping[int, RankReport]
-) -> GroupStory:
+) -> GroupReports:
     remembered = {
         rank: {
             each.sequence: each
@@ -106,8 +106,8 @@ def _story(
                 for call, callers in calls.items()
             }
             sentence = _disagreement(name, number, asked)
-            return GroupStory(name, ranks_of_group, started, number, told, sentence)
-    return GroupStory(name, ranks_of_group, started, None, {})
+            return GroupReports(name, ranks_of_group, started, number, told, sentence)
+    return GroupReports(name, ranks_of_group, started, None, {})
 
 
 def _is_done(mine: Mapping[int, Operation], number: int) -> bool:

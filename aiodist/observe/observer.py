@@ -20,7 +20,7 @@ from aiodist.links.rank_info import RankInfo
 from aiodist.observe.code_location import CodeLocation, place
 from aiodist.observe.folder import write_part
 from aiodist.observe.job_names import plain_name
-from aiodist.observe.query_protocol import Trust
+from aiodist.observe.query_protocol import JobCredentials
 from aiodist.observe.rank_report import (
     SO_FAR,
     ClockSample,
@@ -64,7 +64,7 @@ class Answering(Protocol):
     """Answers questions about a rank; `server.Server` does."""
 
     def signalled(self) -> None: ...
-    def tell_others(self, reason: str) -> None: ...
+    def notify_others(self, reason: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -81,7 +81,7 @@ class Observer:
     ) -> None:
         """Create an observer, in the loop's thread. ``key``: a secret that all ranks have."""
         secret = hmac.digest(key, b"questions about ranks", "sha256")
-        self.trust = Trust(secret, Certificates.from_environ(environ))
+        self.credentials = JobCredentials(secret, Certificates.from_environ(environ))
         job, size = job_name(environ, key), len(rank_infos)
         self.all_ranks = tuple(
             Identity(job, info.rank, size, info.host, info.host_id, info.pid) for info in rank_infos
@@ -151,7 +151,7 @@ class Observer:
         reason, self._dump_reason = str(self._dump_reason), None
         self.dump_quietly(reason)
         if here and self._server is not None:
-            self._server.tell_others(reason)
+            self._server.notify_others(reason)
 
     def dump_quietly(self, reason: str, stuck: float = 0.0) -> None:
         """Dump as `dump` does, but log an error instead of raising it.

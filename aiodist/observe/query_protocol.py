@@ -41,7 +41,7 @@ _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("2l")
 
 
-class Trust:
+class JobCredentials:
     """The credentials by which ranks of one job know each other between hosts. Thread-safe."""
 
     def __init__(self, key: bytes, certificates: Certificates | None = None) -> None:
@@ -98,27 +98,29 @@ class Line:
             raise ProtocolError(f"a message of {length} bytes, where {longest} is the most")
         return self._read(length)
 
-    def prove_as_asker(self, trust: Trust) -> None:
+    def authenticate_as_client(self, credentials: JobCredentials) -> None:
         """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
-        if trust.asking is not None:
-            self._secure(trust.asking, server_side=False)
+        if credentials.asking is not None:
+            self._secure(credentials.asking, server_side=False)
         mine = os.urandom(_NONCE)
         self._send(mine)
         theirs = self._read(_NONCE)
         if not hmac.compare_digest(
-            self._read(_PROOF), _proof(trust.key, b"answers", mine + theirs)
+            self._read(_PROOF), _proof(credentials.key, b"answers", mine + theirs)
         ):
             raise HandshakeError("the answering process does not belong to this job")
-        self._send(_proof(trust.key, b"asks", mine + theirs))
+        self._send(_proof(credentials.key, b"asks", mine + theirs))
 
-    def prove_as_answerer(self, trust: Trust) -> None:
+    def authenticate_as_server(self, credentials: JobCredentials) -> None:
         """Prove both sides to each other. Raises HandshakeError or OSError for a stranger to the job."""
-        if trust.answering is not None:
-            self._secure(trust.answering, server_side=True)
+        if credentials.answering is not None:
+            self._secure(credentials.answering, server_side=True)
         theirs = self._read(_NONCE)
         mine = os.urandom(_NONCE)
-        self._send(mine + _proof(trust.key, b"answers", theirs + mine))
-        if not hmac.compare_digest(self._read(_PROOF), _proof(trust.key, b"asks", theirs + mine)):
+        self._send(mine + _proof(credentials.key, b"answers", theirs + mine))
+        if not hmac.compare_digest(
+            self._read(_PROOF), _proof(credentials.key, b"asks", theirs + mine)
+        ):
             raise HandshakeError("the asking process does not belong to this job")
 
     def _send(self, data: bytes) -> None:
@@ -196,19 +198,21 @@ def _connect_here(sock: socket.socket, name: str, seconds: float) -> None:
         raise TimeoutError("no answer in time") from None
 
 
-def ask_there(address: str, trust: Trust, question: Mapping[str, Any], seconds: float) -> bytes:
+def ask_there(
+    address: str, credentials: JobCredentials, question: Mapping[str, Any], seconds: float
+) -> bytes:
     """Ask the rank that listens at ``address`` (host:port). Raises OSError, HandshakeError, ..."""
-    with connected(address, trust, seconds) as line:
+    with connected(address, credentials, seconds) as line:
         line.tell(json.dumps(question).encode())
         return line.receive(LONGEST_ANSWER)
 
 
 @contextmanager
-def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
+def connected(address: str, credentials: JobCredentials, seconds: float) -> Iterator[Line]:
     """Connect to ``address`` and let both sides prove themselves. Raises as `ask_there`."""
     host, _, port = address.rpartition(":")
     with Line(socket.create_connection((host, int(port)), seconds), seconds) as line:
-        line.prove_as_asker(trust)
+        line.authenticate_as_client(credentials)
         yield line
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aiodist.observe.comparing import GroupStory
+from aiodist.observe.comparing import GroupReports
 from aiodist.observe.rank_report import RankReport
 from aiodist.observe.recorder import FAILED, Operation
 from aiodist.observe.text_table import ranges, ranks, table
-from aiodist.observe.wait_graph import Verdict, Wait, judge
+from aiodist.observe.wait_graph import Diagnosis, Wait, diagnose
 
 
 def summary(part: RankReport) -> str:
@@ -32,43 +32,43 @@ def summary(part: RankReport) -> str:
 
 
 def situation(
-    parts: Mapping[int, RankReport], silent: Mapping[int, str], told: Sequence[GroupStory]
+    parts: Mapping[int, RankReport], silent: Mapping[int, str], told: Sequence[GroupReports]
 ) -> list[str]:
     """Return text for each rank's operation, then disagreements, then the ranks others wait for."""
-    verdict = judge(parts)
+    diagnosis = diagnose(parts)
     disagreements = [story.disagreement for story in told if story.disagreement]
     return [
         "",
-        overview(verdict, parts, silent),
+        overview(diagnosis, parts, silent),
         "",
         *disagreements,
-        *sentences(verdict, parts, silent),
+        *sentences(diagnosis, parts, silent),
     ]
 
 
 def sentences(
-    verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]
+    diagnosis: Diagnosis, parts: Mapping[int, RankReport], silent: Mapping[int, str]
 ) -> list[str]:
     """Return sentences about the ranks that others wait for.
 
     ``silent``: ranks without a report, and what is known of each.
     """
-    told = [_of_root(root, verdict, parts, silent) for root in verdict.roots]
-    told += [_of_cycle(cycle, verdict) for cycle in verdict.cycles]
+    told = [_of_root(root, diagnosis, parts, silent) for root in diagnosis.roots]
+    told += [_of_cycle(cycle, diagnosis) for cycle in diagnosis.cycles]
     told += [
         f"{ranks([rank], capital=True)} does not answer ({why})."
         for rank, why in sorted(silent.items())
-        if rank not in verdict.roots
+        if rank not in diagnosis.roots
     ]
     return told or ["No rank waits for another."]
 
 
 def _of_root(
-    root: int, verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]
+    root: int, diagnosis: Diagnosis, parts: Mapping[int, RankReport], silent: Mapping[int, str]
 ) -> str:
-    waiting = sorted(verdict.reach[root])
+    waiting = sorted(diagnosis.reach[root])
     wait = "wait" if len(waiting) > 1 else "waits"
-    direct = [wait for wait in verdict.waits if root in wait.on]
+    direct = [wait for wait in diagnosis.waits if root in wait.on]
     first = min(direct, key=lambda wait: (not wait.absent, wait.operation.sequence, wait.rank))
     facts = []
     if root in silent:
@@ -96,9 +96,9 @@ def _last_finished(part: RankReport, group: int) -> Operation | None:
     return max(ended, key=lambda each: each.sequence, default=None)
 
 
-def _of_cycle(cycle: Sequence[int], verdict: Verdict) -> str:
+def _of_cycle(cycle: Sequence[int], diagnosis: Diagnosis) -> str:
     steps = [
-        _step(rank, cycle[(place + 1) % len(cycle)], verdict) for place, rank in enumerate(cycle)
+        _step(rank, cycle[(place + 1) % len(cycle)], diagnosis) for place, rank in enumerate(cycle)
     ]
     calls = {(wait.operation.group_id, wait.operation.sequence) for wait in steps}
     if len(calls) == 1 and steps[0].operation.sequence >= 0:
@@ -111,11 +111,13 @@ def _of_cycle(cycle: Sequence[int], verdict: Verdict) -> str:
     return f"{ranks(sorted(cycle), capital=True)} wait for each other ({way}): {told}."
 
 
-def _step(rank: int, other: int, verdict: Verdict) -> Wait:
-    return next(wait for wait in verdict.waits if wait.rank == rank and other in wait.on)
+def _step(rank: int, other: int, diagnosis: Diagnosis) -> Wait:
+    return next(wait for wait in diagnosis.waits if wait.rank == rank and other in wait.on)
 
 
-def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]) -> str:
+def overview(
+    diagnosis: Diagnosis, parts: Mapping[int, RankReport], silent: Mapping[int, str]
+) -> str:
     """Return a table with a row for each rank and for each operation in which it waits."""
     rows = [("rank", "process", "waits for", "since", "in", "stands")]
     for rank in sorted(parts.keys() | silent.keys()):
@@ -124,7 +126,7 @@ def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[
             continue
         part = parts[rank]
         place = (str(rank), f"{part.identity.pid} on {part.identity.host}")
-        waits = [wait for wait in verdict.waits if wait.rank == rank]
+        waits = [wait for wait in diagnosis.waits if wait.rank == rank]
         where = str(part.standpoint)
         if not waits:
             rows.append((*place, "no rank", "", _doing(part), where))

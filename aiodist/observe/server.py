@@ -133,7 +133,7 @@ class Server:
         self._signalled.append("SIGUSR1")
         self._notify()
 
-    def tell_others(self, reason: str) -> None:
+    def notify_others(self, reason: str) -> None:
         """Make the other ranks dump as well, including those that do not learn of the failure."""
         self._signalled.append(reason)
         self._notify()
@@ -205,7 +205,7 @@ class Server:
                 for key, _ in selector.select(None if math.isinf(left) else max(0.0, left)):
                     if key.fileobj is self._woken:
                         self._woken.recv(4096)
-                        self._obey_safely()
+                        self._handle_safely()
                     elif not self._closed:
                         assert isinstance(key.fileobj, socket.socket)
                         self._serve(key.fileobj)
@@ -224,7 +224,7 @@ class Server:
                     if not is_trusted(peer_of(sock)[1]):
                         return
                 else:
-                    line.prove_as_answerer(self._observer.trust)
+                    line.authenticate_as_server(self._observer.credentials)
                 while not self._closed:
                     answer = self._answer(json.loads(line.receive(LONGEST_QUESTION)))
                     line.renew(QUESTION_SECONDS)
@@ -261,10 +261,10 @@ class Server:
         if question.get("ask") not in RELAYED:
             raise ProtocolError(f"a question that is not passed on: {question!r}")
         limit = min(seconds, RELAY_SECONDS)
-        trust = self._observer.trust
+        credentials = self._observer.credentials
         answers = ask_all(
             {
-                rank: partial(ask_there, self._addresses[rank], trust, question)
+                rank: partial(ask_there, self._addresses[rank], credentials, question)
                 for rank in ranks
                 if rank in self._addresses
             },
@@ -287,16 +287,16 @@ class Server:
             return 0.0  # it has ended
         return 0.0 if turned.wait(TURN_SECONDS) else TURN_SECONDS
 
-    def _obey_safely(self) -> None:
+    def _handle_safely(self) -> None:
         """Obey signals, and log an error: questions are answered all the same."""
         try:
-            self._obey_signals()
+            self._handle_signals()
         except EOFError:
             raise  # orphaned
         except Exception:  # as of a stderr that has no reader
             log.warning("a signal to this rank has no effect", exc_info=True)
 
-    def _obey_signals(self) -> None:
+    def _handle_signals(self) -> None:
         # One by one: another thread, or a handler, may append meanwhile.
         reasons = [self._signalled.popleft() for _ in range(len(self._signalled))]
         for reason in dict.fromkeys(reasons):
@@ -314,8 +314,8 @@ class Server:
         for other in self._observer.all_ranks:
             rank = other.rank
             if rank in self._addresses:
-                address, trust = self._addresses[rank], self._observer.trust
-                calls[rank] = partial(ask_there, address, trust, question)
+                address, credentials = self._addresses[rank], self._observer.credentials
+                calls[rank] = partial(ask_there, address, credentials, question)
             elif rank != mine.rank:
                 name = socket_name(os.geteuid(), mine.job, rank, other.pid)
                 calls[rank] = partial(ask_here, name, question)
@@ -345,7 +345,7 @@ class Server:
         """Estimate the offset of rank 0's clock. The first and the last estimate are kept."""
         question = json.dumps({"ask": "clock"}).encode()
         try:
-            with connected(self._addresses[0], self._observer.trust, _PING_SECONDS) as line:
+            with connected(self._addresses[0], self._observer.credentials, _PING_SECONDS) as line:
 
                 def ask() -> int:
                     line.tell(question)

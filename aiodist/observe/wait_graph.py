@@ -38,7 +38,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """``reach[root]``: the ranks that wait for it, directly or through others."""
 
     waits: tuple[Wait, ...]
@@ -47,8 +47,8 @@ class Verdict:
     reach: Mapping[int, frozenset[int]]
 
 
-def judge(parts: Mapping[int, RankReport]) -> Verdict:
-    """Return the verdict of the reports, by rank. A rank without a report does not wait."""
+def diagnose(parts: Mapping[int, RankReport]) -> Diagnosis:
+    """Return the diagnosis of the reports, by rank. A rank without a report does not wait."""
     waits = tuple(wait for rank in sorted(parts) for wait in _waits(parts[rank], parts))
     edges: dict[int, set[int]] = {}
     back: dict[int, set[int]] = {}
@@ -66,7 +66,7 @@ def judge(parts: Mapping[int, RankReport]) -> Verdict:
         cycles.append(cycle)
         gone = _reaching(cycle, back) | set(cycle)
         left = [rank for rank in left if rank not in gone]
-    return Verdict(waits, roots, tuple(cycles), reach)
+    return Diagnosis(waits, roots, tuple(cycles), reach)
 
 
 def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError
-from aiodist.links.dialing import CONNECT_SECONDS, introduce, needs_a_person, patience_after
+from aiodist.links.dialing import CONNECT_SECONDS, authenticate, needs_a_person, patience_after
 from aiodist.links.rank_info import RankInfo, reachable_at
 from aiodist.p2p.link import Link
 from aiodist.p2p.peer import Peer
@@ -111,7 +111,7 @@ class Connector:
         link = self._new_link(connection)
         self._links.add(link)
         try:
-            await introduce(link, peer.rank, limit)
+            await authenticate(link, peer.rank, limit)
         finally:
             self._links.discard(link)
 

@@ -77,7 +77,7 @@ class DirectReceiver:
         direct = _DirectReceive(self, recv, copy)
         recv.reader = direct  # before any thread reads: it can stop them
         helpers.do(copy.helpers)
-        self.shm_progress.enlist(direct)
+        self.shm_progress.activate(direct)
         return True
 
     def withdrawn(self, number: int) -> None:
@@ -87,7 +87,7 @@ class DirectReceiver:
         for direct in uncertain:
             direct.end()
 
-    def has_it_still(self) -> bool:
+    def is_not_withdrawn(self) -> bool:
         """Return whether the sender has taken no message back but those that this rank knows of."""
         ring, shared = self.source.shm_receiver.ring, self.shm_progress.memory
         return (
@@ -239,7 +239,7 @@ class _DirectReceive:
             self._is_over = True
             recv.reader = None
             receiver.inbox.grant(receiver.source, recv)
-        elif receiver.has_it_still():
+        elif receiver.is_not_withdrawn():
             self._is_over = True
             receiver.bytes_taken += len(recv.into or b"")
             receiver.shm_progress.note_progress()

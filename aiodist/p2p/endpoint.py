@@ -19,7 +19,7 @@ from aiodist.links.rank_info import RankInfo
 from aiodist.liveness import HeartbeatThread, LossNotice
 from aiodist.p2p.connector import Connector
 from aiodist.p2p.departure import FLUSH_SECONDS, Departure
-from aiodist.p2p.endpoint_events import EndpointEvents, Presence
+from aiodist.p2p.endpoint_events import EndpointEvents, StatusAnswer
 from aiodist.p2p.inbox import Inbox
 from aiodist.p2p.link import Link
 from aiodist.p2p.matching import Recv
@@ -109,7 +109,7 @@ class Endpoint:
         heartbeat_addresses: tuple[str, ...] = ()
         if self._heartbeat is not None:
             heartbeat_addresses = await self._heartbeat.open(
-                self.events.activity, self._pronounced, self._departed
+                self.events.activity, self._on_loss_notice, self._departed
             )
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
@@ -138,7 +138,7 @@ class Endpoint:
         if self.memory is not None:
             self.memory.meet({rank_info.rank: rank_info.segment for rank_info in here})
             self.shm_progress.helpers.limit = spare_cores(cores, self.rank_info.cores)
-            self._loop.add_reader(self.memory.doorbell.fd, self._rung)
+            self._loop.add_reader(self.memory.doorbell.fd, self._on_doorbell)
         for rank_info in rank_infos:
             if rank_info.rank != self.rank:
                 self._add_peer(rank_info)
@@ -160,7 +160,8 @@ class Endpoint:
             if old.error is None:  # only the other ranks noticed its end
                 why = f"was replaced by process {rank_info.pid} on {rank_info.host}"
                 self._peer_lost(
-                    old, peer_lost(old.rank_info, why, last=self._heard_of(old), departure="died")
+                    old,
+                    peer_lost(old.rank_info, why, last=self._last_beat_of(old), departure="died"),
                 )
             for link in old.links:
                 link.connection.abort()
@@ -179,7 +180,7 @@ class Endpoint:
         """Record that ``rank`` was lost before this rank joined."""
         self._peer_lost(self._peers[rank], error)
         if self._heartbeat is not None:
-            self._heartbeat.dismiss(rank)
+            self._heartbeat.stop_watching(rank)
 
     def rank_infos(self) -> list[RankInfo]:
         """Return the rank infos of all ranks, by rank, this rank included."""
@@ -263,7 +264,7 @@ class Endpoint:
         """Return whether ``rank`` is lost, as far as this rank knows."""
         return rank != self.rank and self._peers[rank].error is not None
 
-    def _tell(self, rank: int, frame: bytes, payload: Sequence[bytes] = ()) -> bool:
+    def _send(self, rank: int, frame: bytes, payload: Sequence[bytes] = ()) -> bool:
         """Send a control frame to ``rank``, connected or not. Returns False if the rank is lost."""
         peer = self._peers[rank]
         if peer.error is not None:
@@ -281,7 +282,7 @@ class Endpoint:
         """Tell ``ranks`` that a collective failed here, and why."""
         frame = encode(FrameType.ABORT, (0, group, sequence), length=len(error))
         for rank in ranks:
-            self._tell(rank, frame, [error])
+            self._send(rank, frame, [error])
 
     def query_status(self, group: int, sequence: int, ranks: Sequence[int]) -> list[int]:
         """Ask ``ranks`` whether they have entered a collective, and what they do.
@@ -289,22 +290,22 @@ class Endpoint:
         A ``sequence`` below 0 asks about no collective. Returns the ranks that may answer.
         """
         frame = encode(FrameType.STATUS_QUERY, (0, group, sequence))
-        return [rank for rank in ranks if self._tell(rank, frame)]
+        return [rank for rank in ranks if self._send(rank, frame)]
 
     def agree(self, rank: int, group: int, number: int, message: bytes) -> None:
         """Send ``rank`` a message of an agreement. A lost rank gets none."""
         frame = encode(FrameType.AGREE, (0, group, number), length=len(message))
-        self._tell(rank, frame, [message])
+        self._send(rank, frame, [message])
 
     def wake(self, rank: int, group: int) -> None:
         """Wake ``rank``, which sleeps over the memory of ``group``, behind all messages before this."""
-        self._tell(rank, encode(FrameType.WAKE, (0, group, 0)))
+        self._send(rank, encode(FrameType.WAKE, (0, group, 0)))
 
-    def tell_fingerprint(self, rank: int, group: int, sequence: int, fingerprint: bytes) -> None:
+    def send_fingerprint(self, rank: int, group: int, sequence: int, fingerprint: bytes) -> None:
         """Tell ``rank`` which collective this rank waits in for a message of it."""
-        self._tell(rank, encode(FrameType.FINGERPRINT, (0, group, sequence), meta=fingerprint))
+        self._send(rank, encode(FrameType.FINGERPRINT, (0, group, sequence), meta=fingerprint))
 
-    def _rung(self) -> None:
+    def _on_doorbell(self) -> None:
         if self.memory is not None:
             for group in self.memory.doorbell.take():
                 self.events.woken(group)
@@ -314,12 +315,12 @@ class Endpoint:
     def status_queried(self, peer: Peer, frame: Frame) -> None:
         entered, *texts = self.events.present(frame.group, frame.channel)
         meta = _TEXT_END.join(text[:_TEXT_CHARS] for text in texts).encode()
-        self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
+        self._send(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
 
     def status_answered(self, peer: Peer, frame: Frame) -> None:
         last, _, now = frame.meta.decode("utf-8", "replace").partition(_TEXT_END)
-        presence = Presence(frame.id != 0, last, now)
-        self.events.status_answered(peer.rank, frame.group, frame.channel, presence)
+        answer = StatusAnswer(frame.id != 0, last, now)
+        self.events.status_answered(peer.rank, frame.group, frame.channel, answer)
 
     # -- the end
 
@@ -339,7 +340,7 @@ class Endpoint:
         finally:
             await self._stop_listening()  # a cancelled `_leave` may not have come so far
             for peer in self._peers.values():
-                for handle in (peer.doubt, peer.watch, peer.connecting):
+                for handle in (peer.suspicion, peer.watch, peer.connecting):
                     if handle is not None:
                         handle.cancel()
             for connection in self.connections():  # those that did not end in time
@@ -432,7 +433,7 @@ class Endpoint:
         return self._peers[link.claimed_rank].error is None
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
-        self._pending.turned_away(link, error)
+        self._pending.rejected(link, error)
         peer = link.peer
         if peer is None or peer.error is not None or self._closed:
             return
@@ -441,21 +442,21 @@ class Endpoint:
             # A leaving peer ends all its links at once and says goodbye only on the one that
             # carries its messages. The goodbye may still be on its way: on that link, of which this
             # rank may know nothing yet, or by the heartbeat threads.
-            if peer.doubt is None:
-                peer.doubt = LossSuspicion(
+            if peer.suspicion is None:
+                peer.suspicion = LossSuspicion(
                     lambda: peer.bytes_heard, partial(self._lost, peer, error)
                 )
-        elif peer.doubt is not None and not isinstance(error, ProtocolError):
+        elif peer.suspicion is not None and not isinstance(error, ProtocolError):
             # The stream that ended first says why: the peer may have ended this one for that.
-            peer.doubt.verdict()
+            peer.suspicion.on_cut_off()
         else:
             self._lost(peer, error)
 
     def _watch(self, peer: Peer) -> None:
         if not peer.links and peer.watch is None:
-            peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._look_after, peer)
+            peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._probe, peer)
 
-    def _look_after(self, peer: Peer) -> None:
+    def _probe(self, peer: Peer) -> None:
         # A rank that died before it connected is noticed only by connecting to it.
         peer.watch = None
         self.reach(peer.rank)
@@ -465,7 +466,7 @@ class Endpoint:
             return
         # A rank that is about to leave may end a stream that has just come up without a goodbye.
         peer.said_goodbye = left = peer.said_goodbye or self._has_left(peer)
-        heard = self._heard_of(peer)
+        heard = self._last_beat_of(peer)
         why = LEFT if left else f"{ENDED}: {error}"
         lost = peer_lost(peer.rank_info, why, last=heard, departure="left" if left else "died")
         if not isinstance(error, DistError):  # the text of a DistError needs no cause
@@ -478,13 +479,13 @@ class Endpoint:
     def _has_left(self, peer: Peer) -> bool:
         return peer.has_departed or (self.memory is not None and self.memory.has_left(peer.rank))
 
-    def _heard_of(self, peer: Peer) -> str:
-        return "" if self._heartbeat is None else self._heartbeat.heard_of(peer.rank)
+    def _last_beat_of(self, peer: Peer) -> str:
+        return "" if self._heartbeat is None else self._heartbeat.last_heartbeat_of(peer.rank)
 
     # -- verdicts of the heartbeat threads
 
-    def _pronounced(self, notice: LossNotice) -> None:
-        """Handle the verdict of the heartbeat threads that a rank is lost, perhaps this one."""
+    def _on_loss_notice(self, notice: LossNotice) -> None:
+        """Handle the notice of the heartbeat threads that a rank is lost, perhaps this one."""
         if self._closed:
             return
         if notice.rank == self.rank:
@@ -527,10 +528,10 @@ class Endpoint:
             return
         peer.said_goodbye = True
         self._peer_lost(
-            peer, peer_lost(peer.rank_info, LEFT, last=self._heard_of(peer), departure="left")
+            peer, peer_lost(peer.rank_info, LEFT, last=self._last_beat_of(peer), departure="left")
         )
 
-    def cast_out(self, frame: Frame) -> None:
+    def loss_notice_arrived(self, frame: Frame) -> None:
         self._declared_lost(LossNotice.decode(frame.meta))
 
     def _declared_lost(self, notice: LossNotice) -> None:
@@ -553,9 +554,9 @@ class Endpoint:
 
     def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
         peer.error = error = self.events.explained(error, peer.last)
-        if peer.doubt is not None:
-            peer.doubt.cancel()
-            peer.doubt = None
+        if peer.suspicion is not None:
+            peer.suspicion.cancel()
+            peer.suspicion = None
         peer.outbox.fail(error)
         self.inbox.peer_lost(peer, error)
         self.events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
@@ -591,7 +592,7 @@ class Endpoint:
             self._use(peer, peer.links[0])  # the peer may have connected to this rank meanwhile
         elif tried is not None:
             peer.said_goodbye = left = self._has_left(peer)
-            text, heard = unreachable(tried, left=left), self._heard_of(peer)
+            text, heard = unreachable(tried, left=left), self._last_beat_of(peer)
             self._peer_lost(
                 peer, peer_lost(peer.rank_info, text, -1, heard, "left" if left else "")
             )

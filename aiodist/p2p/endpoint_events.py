@@ -8,7 +8,7 @@ from aiodist.errors import PeerLostError
 from aiodist.wire.frames import Frame, Key
 
 
-class Presence(NamedTuple):
+class StatusAnswer(NamedTuple):
     """A rank's answer to a status query: what it is doing."""
 
     entered: bool
@@ -34,10 +34,10 @@ class EndpointEvents(Protocol):
     def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
         """Report a message of rank ``src`` in agreement ``number`` of that group."""
 
-    def present(self, group: int, sequence: int) -> Presence:
+    def present(self, group: int, sequence: int) -> StatusAnswer:
         """Return this rank's answer to a peer that waits for it in that collective."""
 
-    def status_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
+    def status_answered(self, src: int, group: int, sequence: int, answer: StatusAnswer) -> None:
         """Report the answer of rank ``src`` to `Endpoint.query_status`."""
 
     def woken(self, group: int) -> None:

@@ -25,7 +25,7 @@ class RingSource(Protocol):
     def watch(self) -> None:
         """Look for messages that a new receive waits for."""
 
-    def overtaken(self) -> None:
+    def drain_before_stream(self) -> None:
         """Take the messages that were sent before one that comes over the stream, and count that one."""
 
     def close(self, error: BaseException) -> None:
@@ -277,7 +277,7 @@ class Inbox:
         """Return where an eager payload goes, or None to drop it."""
         key = frame.key
         if key[0] != COLLECTIVE:
-            source.shm_receiver.overtaken()
+            source.shm_receiver.drain_before_stream()
         source.last = frame
         cost = frame.length + MESSAGE_COST
         source.charged += cost
@@ -314,7 +314,7 @@ class Inbox:
         key = frame.key
         address, meta = requested(frame.meta)
         if key[0] != COLLECTIVE:
-            source.shm_receiver.overtaken()
+            source.shm_receiver.drain_before_stream()
         source.last = frame
         source.charged += MESSAGE_COST
         if source.charged > source.window:

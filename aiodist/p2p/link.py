@@ -40,7 +40,7 @@ class Owner(Protocol):
 
     def status_answered(self, peer: Peer, frame: Frame) -> None: ...
 
-    def cast_out(self, frame: Frame) -> None: ...
+    def loss_notice_arrived(self, frame: Frame) -> None: ...
 
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
@@ -109,7 +109,7 @@ class Link(RankConnection):
         elif kind == FrameType.PRESENT:
             self._owner.status_answered(peer, frame)
         elif kind == FrameType.OUTCAST:
-            self._owner.cast_out(frame)
+            self._owner.loss_notice_arrived(frame)
         elif kind == FrameType.WAKE:
             if frame.id:
                 peer.shm_receiver.woken()

@@ -76,7 +76,7 @@ class Send(Pending[None]):
         if error is None:
             self.complete(None)
         elif self.outbox is not None:
-            self.outbox.stranded(self)
+            self.outbox.keep_undelivered(self)
 
 
 class Outbox:
@@ -233,7 +233,7 @@ class Outbox:
         for message in waiting:
             message.fail(error)
 
-    def stranded(self, message: Send) -> None:
+    def keep_undelivered(self, message: Send) -> None:
         """Keep ``message``, whose stream broke. `fail` reports what became of the peer."""
         if self._error is not None:
             message.fail(self._error)
@@ -397,7 +397,7 @@ class Outbox:
     def _part_sent(self, message: Send, length: int, error: BaseException | None) -> None:
         self._in_flight -= 1
         if error is not None:
-            self.stranded(message)
+            self.keep_undelivered(message)
             return
         self._on_part_sent()
         message.unsent -= length

@@ -60,7 +60,7 @@ class Peer:
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
         self.links: list[PeerLink] = []
-        self.doubt: LossSuspicion | None = None  # a link on which it had sent nothing has ended
+        self.suspicion: LossSuspicion | None = None  # a link on which it had sent nothing has ended
         self.watch: asyncio.TimerHandle | None = None  # a receive waits and there is no link yet
         self.connecting: asyncio.Task[Any] | None = None
         self.shm_receiver = ShmReceiver(self, inbox, shm_progress, self._broken)

@@ -74,7 +74,7 @@ class ShmProgress:
         self._armed = False
         self.helpers = HelperThreads()
 
-    def enlist(self, source: ProgressSource) -> None:
+    def activate(self, source: ProgressSource) -> None:
         """Start or continue the work of ``source``, which has something to do."""
         self._busy[source] = perf_counter()
         self.work()
@@ -116,7 +116,7 @@ class ShmProgress:
             elif self.spin_policy.active and any(
                 now - then < NEAR_SECONDS and source.is_busy for source, then in busy.items()
             ):
-                self.spin_policy.give_way(0)
+                self.spin_policy.yield_core(0)
             elif all(source.arm() for source in list(busy)):
                 break
         self.note_progress()

@@ -26,7 +26,7 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p.partial_message import PartialMessage
 from aiodist.p2p.spin_policy import NEAR_SECONDS
 from aiodist.shm.message_ring import EagerMessage
-from aiodist.wire.frames import HEADER_BYTES, MESSAGES, Frame, FrameType, ShortHeads, decode
+from aiodist.wire.frames import HEADER_BYTES, MESSAGES, Frame, FrameType, ShortHeaders, decode
 
 if TYPE_CHECKING:
     from aiodist.p2p.inbox import Inbox, Source
@@ -88,7 +88,7 @@ class ShmReceiver:
             self._closed = ring is None
         return None if ring is None or ring.is_closed else ring
 
-    def overtaken(self) -> None:
+    def drain_before_stream(self) -> None:
         """Deliver the records that were sent before a message that comes over the stream, and count it.
 
         Raises ProtocolError for malformed data, which ends the stream that is being read.
@@ -121,7 +121,7 @@ class ShmReceiver:
         finally:
             self._engaged = self._incoming is not None
         if self.is_busy:
-            self._shm_progress.enlist(self)
+            self._shm_progress.activate(self)
 
     def take(self, head: bytes, frame: Frame, into: memoryview, spin: BoundedSpin | None) -> bool:
         """Copy the next message ``into``, if it has the header ``head`` and exactly that many
@@ -150,7 +150,7 @@ class ShmReceiver:
         self._took(ring, frame, frame.length)
         return True
 
-    def take_short(self, heads: ShortHeads) -> bytes | None:
+    def take_short(self, heads: ShortHeaders) -> bytes | None:
         """Return the payload of the next message, if it is short and has one of the ``heads``.
 
         Call it only while no earlier message could match the same receive. Returns None on a miss.
@@ -187,7 +187,7 @@ class ShmReceiver:
     def woken(self) -> None:
         """Look at the ring: the peer put something in and woke this rank."""
         if self._incoming is not None:
-            self._shm_progress.enlist(self)
+            self._shm_progress.activate(self)
         elif self._is_wanted():
             self.poll()
         self.is_prompt = False

@@ -49,7 +49,7 @@ AT_ONCE_SECONDS = 80e-6
 About what those cost on a slow machine: a rank that looks for nothing loses as much again, and no more.
 """
 
-CROWDED_SECONDS = 1e-3
+OVERSUBSCRIBED_SECONDS = 1e-3
 """The same where ranks outnumber cores: giving way each time, so that the others get there."""
 
 BYTE_SECONDS = 4e-10
@@ -83,15 +83,15 @@ class SpinPolicy:
         "_until",
         "_waiting",
         "active",
-        "crowded",
         "lent",
         "neighbours",
+        "oversubscribed",
         "window",
     )
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.active = False
-        self.crowded = False
+        self.oversubscribed = False
         """Whether ranks share cores, so that a spinning rank keeps others from working."""
         self.lent = 0
         """Announced messages that their receivers may read just now, best with this rank's core as well."""
@@ -114,7 +114,7 @@ class SpinPolicy:
         ``have_cores``: whether each has a core.
         """
         self.active = len(here) > 0 and have_cores
-        self.crowded = len(here) > 0 and not self.active
+        self.oversubscribed = len(here) > 0 and not self.active
         if self.active:
             self.neighbours.meet(here)
 
@@ -123,14 +123,14 @@ class SpinPolicy:
         """Whether spinning takes no core away from another rank now."""
         return self.active and not self.lent
 
-    def give_way(self, times: int) -> None:
+    def yield_core(self, times: int) -> None:
         """Yield the core between two polls. ``times``: the earlier calls in this wait.
 
         A sched_yield costs little and is enough if it reaches the other ranks. It does not reach
         ranks in another session if the kernel shares the cores between sessions (autogroup), and
         launchers give each rank its own session. In that case the rank has to sleep for a moment.
         """
-        if self.crowded and times >= _YIELDS:
+        if self.oversubscribed and times >= _YIELDS:
             sleep(_MOMENT)
         else:
             yield_core()
@@ -192,7 +192,7 @@ class SpinPolicy:
                     return
                 if now - start > SHORTEST / 2:
                     self.neighbours.move_to_idle_core(now)
-                self.give_way(times)  # to the other rank, which may be on the same core
+                self.yield_core(times)  # to the other rank, which may be on the same core
                 times += 1
         finally:
             self._looking = False
@@ -268,7 +268,7 @@ class BoundedSpin:
             return False
         end, times = perf_counter() + NEAR_SECONDS, 0
         while perf_counter() < end:
-            spin_policy.give_way(times)
+            spin_policy.yield_core(times)
             times += 1
             if least <= words[word] <= most:
                 return True
@@ -277,13 +277,13 @@ class BoundedSpin:
     def finds(self, words: memoryview, word: int, least: int) -> bool:
         """Whether ``words[word]`` is at least ``least`` before the time is up."""
         spin_policy = self._spin_policy
-        if not (spin_policy.active or spin_policy.crowded):
+        if not (spin_policy.active or spin_policy.oversubscribed):
             return words[word] >= least
         if not self._end:
             self._times = 0
             self._end = perf_counter() + (
-                CROWDED_SECONDS
-                if spin_policy.crowded
+                OVERSUBSCRIBED_SECONDS
+                if spin_policy.oversubscribed
                 else AT_ONCE_SECONDS + BYTE_SECONDS * self._spin_bytes
             )
         while words[word] < least:
@@ -291,7 +291,7 @@ class BoundedSpin:
             if now > self._end:
                 spin_policy.neighbours.move_to_idle_core(now)
                 return False
-            if spin_policy.crowded:
-                spin_policy.give_way(self._times)
+            if spin_policy.oversubscribed:
+                spin_policy.yield_core(self._times)
                 self._times += 1
         return True

@@ -45,8 +45,8 @@ async def assemble(
     Raises StoreTimeoutError, with the ``ranks`` that did not arrive, and DistStoreError if the
     store fails. After a failure or cancellation it may be called again.
     """
-    roster = await in_time(_arrive(store, rank, size, deadline), deadline, _ANSWER_SECONDS)
-    return PrefixStore(_part(roster), store)
+    members = await in_time(_arrive(store, rank, size, deadline), deadline, _ANSWER_SECONDS)
+    return PrefixStore(_part(members), store)
 
 
 async def _arrive(store: Store, rank: int, size: int, deadline: Deadline) -> bytes:
@@ -61,17 +61,17 @@ async def _arrive(store: Store, rank: int, size: int, deadline: Deadline) -> byt
 
 async def _lead(store: Store, size: int, deadline: Deadline) -> bytes:
     places = [_place(rank) for rank in range(size)]
-    seen, roster = 0, b""
+    seen, members = 0, b""
     for pause in pauses():
         changes = await store.add(_CHANGES, 0)
         if changes != seen and await store.check(places):
             seen = changes
-            roster = b"\n".join([await store.get(place, deadline) for place in places])
-            await store.set(_LIST, roster)
-        if roster and await store.check([_agreed(roster, rank) for rank in range(1, size)]):
-            await store.set(_complete(roster), b"")
-            return roster
-        await _pause(store, 0, size, roster, pause, deadline)
+            members = b"\n".join([await store.get(place, deadline) for place in places])
+            await store.set(_LIST, members)
+        if members and await store.check([_agreed(members, rank) for rank in range(1, size)]):
+            await store.set(_complete(members), b"")
+            return members
+        await _pause(store, 0, size, members, pause, deadline)
     raise AssertionError("unreachable: pauses never end")
 
 
@@ -79,10 +79,12 @@ async def _follow(store: Store, rank: int, size: int, name: str, deadline: Deadl
     agreed = b""
     for pause in pauses():
         if await store.check([_LIST]):
-            roster = await store.get(_LIST, deadline)
-            if roster != agreed and name.encode() == b"".join(roster.split(b"\n")[rank : rank + 1]):
-                await store.set(_agreed(roster, rank), b"")
-                agreed = roster
+            members = await store.get(_LIST, deadline)
+            if members != agreed and name.encode() == b"".join(
+                members.split(b"\n")[rank : rank + 1]
+            ):
+                await store.set(_agreed(members, rank), b"")
+                agreed = members
         if agreed and await store.check([_complete(agreed)]):
             return agreed
         await _pause(store, rank, size, agreed, pause, deadline)
@@ -90,16 +92,16 @@ async def _follow(store: Store, rank: int, size: int, name: str, deadline: Deadl
 
 
 async def _pause(
-    store: Store, rank: int, size: int, roster: bytes, pause: float, deadline: Deadline
+    store: Store, rank: int, size: int, members: bytes, pause: float, deadline: Deadline
 ) -> None:
     if not deadline.expired():
         await asyncio.sleep(min(pause, deadline.remaining()))
         return
     others = [other for other in range(size) if other != rank]
     absent = [other for other in others if not await store.check([_place(other)])]
-    if roster and not absent:
+    if members and not absent:
         asked = [other for other in others if other != 0]
-        absent = [other for other in asked if not await store.check([_agreed(roster, other)])]
+        absent = [other for other in asked if not await store.check([_agreed(members, other)])]
     elif not absent and rank != 0:
         absent = [0]  # a list there is from an earlier run: rank 0 never listed this rank
     names = ", ".join(map(str, absent)) or "unknown"
@@ -114,13 +116,13 @@ def _place(rank: int) -> str:
     return f"here/{rank}"
 
 
-def _part(roster: bytes) -> str:
-    return hashlib.sha256(roster).hexdigest()[:24]
+def _part(members: bytes) -> str:
+    return hashlib.sha256(members).hexdigest()[:24]
 
 
-def _agreed(roster: bytes, rank: int) -> str:
-    return f"{_part(roster)}/agreed/{rank}"
+def _agreed(members: bytes, rank: int) -> str:
+    return f"{_part(members)}/agreed/{rank}"
 
 
-def _complete(roster: bytes) -> str:
-    return f"{_part(roster)}/complete"
+def _complete(members: bytes) -> str:
+    return f"{_part(members)}/complete"

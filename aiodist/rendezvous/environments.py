@@ -72,7 +72,7 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LaunchEnvironment:
     """The facts of an environment, each read on demand.
 
     A fact that an argument overrides is read only for messages. None means that the environment
@@ -114,9 +114,9 @@ class Surroundings:
         return self.launcher.meet(self.environ, self.launcher)
 
 
-def look_around(environ: Environ) -> Surroundings:
+def read_environment(environ: Environ) -> LaunchEnvironment:
     """Return the facts of the launcher whose variables are in ``environ``."""
-    return Surroundings(environ, next(row for row in LAUNCHERS if row.started(environ)))
+    return LaunchEnvironment(environ, next(row for row in LAUNCHERS if row.started(environ)))
 
 
 def _first_number(environ: Environ, *names: str | None) -> Number | None:

@@ -17,8 +17,8 @@ from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTi
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.procfs import boot_and_namespace
 from aiodist.rendezvous.agent import torchs_store
-from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost, will_of
-from aiodist.rendezvous.environments import RUN_VARIABLE, look_around
+from aiodist.rendezvous.environments import RUN_VARIABLE, read_environment
+from aiodist.rendezvous.loss_watch import LossWatch, check_alone, loss_of_server, will_of
 from aiodist.rendezvous.meeting_plan import MeetingPlan, plan, plan_with_store
 from aiodist.rendezvous.meeting_stores import MeetingStore, open_place, wrap_store
 from aiodist.store import Store, exchange, leave
@@ -51,7 +51,7 @@ class Rendezvous:
     source: str
     secret: bytes = field(repr=False)
     _place: MeetingStore = field(repr=False)
-    _attendance: Attendance = field(repr=False)
+    _loss_watch: LossWatch = field(repr=False)
     _left: bool = field(default=False, init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
@@ -60,13 +60,13 @@ class Rendezvous:
         """Whether strangers cannot read what is in the store, its secret included."""
         return self._place.private
 
-    def heeding(self) -> AbstractAsyncContextManager[None]:
+    def failing_on_loss(self) -> AbstractAsyncContextManager[None]:
         """Interrupt the enclosed awaits when a rank is lost, until the ranks are `done`.
 
-        All ranks raise the same error, see `Attendance.heeding`. If the block fails here, it fails
+        All ranks raise the same error, see `LossWatch.failing_on_loss`. If the block fails here, it fails
         on the others as well.
         """
-        return self._attendance.heeding()
+        return self._loss_watch.failing_on_loss()
 
     async def done(self, deadline: Deadline | None = None) -> None:
         """Record that this rank needs nothing more from the store. Idempotent; `close` does it as well.
@@ -98,22 +98,22 @@ class Rendezvous:
             return
         self._closed = True
         try:
-            if not self._attendance.is_broken:
+            if not self._loss_watch.is_broken:
                 await self._leave(_farewell())
         finally:
-            await _end(self._attendance, self._place)
+            await _end(self._loss_watch, self._place)
 
     async def _leave(self, deadline: Deadline) -> None:
         """End this rank's part, once; rank 0 then waits for the others until ``deadline``."""
         if self._left:
             return
         self._left = True
-        self._attendance.complete()
+        self._loss_watch.complete()
         try:
             with suppress(DistError):  # a store that is gone needs no goodbye
                 await leave(self.store, self.rank, self.size, deadline, name=_FAREWELL)
         finally:
-            await self._attendance.end()
+            await self._loss_watch.end()
 
     def close_in_child(self) -> None:
         """Release inherited sockets in a forked child; the parent keeps its own."""
@@ -145,7 +145,7 @@ async def rendezvous(
     Raises at once TypeError and InvalidUsageError for invalid arguments, and DistStoreError and
     DistNetworkError for a port in use, a name that does not resolve, or a host without a route.
     Raises StoreTimeoutError at the deadline, with the ranks that did not arrive as its ``ranks``.
-    Raises PeerLostError as soon as a rank that had arrived is gone (see `Attendance`) or has been
+    Raises PeerLostError as soon as a rank that had arrived is gone (see `LossWatch`) or has been
     silent for ``patience``; its ``not_arrived`` lists the missing ranks. Raises InvalidUsageError,
     after a second, if another process waits with this rank at rank 0's store. If cancelled or
     failed, it leaves nothing open, and tells the ranks that wait.
@@ -236,7 +236,7 @@ async def meet_at(
     ``source``: where they come from, for messages. Errors as of `rendezvous`; then the place is
     closed.
     """
-    own = MeetingPlan(rank, size, local_rank=look_around(environ).local_rank(), source=source)
+    own = MeetingPlan(rank, size, local_rank=read_environment(environ).local_rank(), source=source)
     return await _meet(own, place, environ, deadline, patience)
 
 
@@ -247,16 +247,16 @@ async def _meet(
     deadline: Deadline,
     patience: float,
 ) -> Rendezvous:
-    attendance: Attendance | None = None
+    loss_watch: LossWatch | None = None
     try:
         will = will_of(own.rank)
         part = await place.join(place.store, own.rank, own.size, deadline, will)
         await check_alone(place, part, own.rank)
-        attendance = Attendance(place, part, own.rank, own.size, patience)
+        loss_watch = LossWatch(place, part, own.rank, own.size, patience)
         try:
             mine = msgpack.packb((own.size, host_identity(), environ.get(RUN_VARIABLE, "")))
-            async with attendance.heeding():
-                await attendance.begin(deadline)
+            async with loss_watch.failing_on_loss():
+                await loss_watch.begin(deadline)
                 hosts = choose_hosts(place.route, environ)  # if it raises, the others hear of it
                 values = await exchange(part, own.rank, own.size, mine, deadline, stops=_disagree)
                 place.all_met()
@@ -271,7 +271,7 @@ async def _meet(
                 one_host = len({identity for _, identity, _ in arrived.values()}) == 1
                 hosts = (_LOOPBACK if one_host else default_address(),)
         except BaseException:
-            await _end(attendance, place)
+            await _end(loss_watch, place)
             raise
     except StoreTimeoutError as error:
         await place.close()
@@ -279,8 +279,8 @@ async def _meet(
             f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
         ) from None
     except DistStoreError:
-        absent = None if attendance is None else attendance.absent
-        lost = keeper_lost(place, own.rank, own.size, absent)
+        absent = None if loss_watch is None else loss_watch.absent
+        lost = loss_of_server(place, own.rank, own.size, absent)
         await place.close()
         if lost is not None:
             raise lost from None
@@ -290,23 +290,23 @@ async def _meet(
         raise
     secret = place.secret or job_secret(environ)
     who = own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source, secret
-    return Rendezvous(*who, _place=place, _attendance=attendance)
+    return Rendezvous(*who, _place=place, _loss_watch=loss_watch)
 
 
-async def _end(attendance: Attendance, place: MeetingStore) -> None:
+async def _end(loss_watch: LossWatch, place: MeetingStore) -> None:
     """End both, concurrently if a lost rank may keep each of them waiting. Both end if cancelled."""
-    if not attendance.is_broken:
+    if not loss_watch.is_broken:
         try:
-            await attendance.end()
+            await loss_watch.end()
         finally:
             await place.close()
         return
     try:
-        await attendance.told()
+        await loss_watch.reported()
     finally:
         closing = asyncio.ensure_future(place.close())
         try:
-            await attendance.end()
+            await loss_watch.end()
         finally:
             await closing
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiodist.errors import InvalidUsageError
-from aiodist.rendezvous.environments import Meeting, Number, Surroundings, look_around
+from aiodist.rendezvous.environments import LaunchEnvironment, Meeting, Number, read_environment
 from aiodist.rendezvous.methods import InitMethod, parse
 from aiodist.store.addresses import show
 
@@ -69,7 +69,7 @@ def plan(
     Raises TypeError, or InvalidUsageError that names everything missing at once.
     """
     method = parse("env://" if init_method is None else init_method)
-    here = look_around(environ)
+    here = read_environment(environ)
     own_rank = _argument_or_query("rank", rank, method.rank, method) or here.rank()
     own_size = _argument_or_query("world_size", size, method.size, method) or here.size()
     check_rank(own_rank, own_size)
@@ -108,7 +108,7 @@ def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> Meet
             f"say which rank this is. {_UNSET_IS}"
         )
     check_rank(own_rank, own_size)
-    here = look_around(environ)
+    here = read_environment(environ)
     return MeetingPlan(
         own_rank.value, own_size.value, local_rank=here.local_rank(), source="the store given"
     )
@@ -144,7 +144,7 @@ def _argument(name: str, value: int) -> Number | None:
     return None if number == UNSET else Number(number, name)
 
 
-def _meeting(method: InitMethod, here: Surroundings) -> Meeting:
+def _meeting(method: InitMethod, here: LaunchEnvironment) -> Meeting:
     if method.scheme == "env":
         return here.meeting()
     if method.scheme == "file":
@@ -152,13 +152,13 @@ def _meeting(method: InitMethod, here: Surroundings) -> Meeting:
     return Meeting(method.host, method.port)
 
 
-def _source(method: InitMethod, here: Surroundings, rank: Number, size: Number) -> str:
+def _source(method: InitMethod, here: LaunchEnvironment, rank: Number, size: Number) -> str:
     name = here.launcher.name if method.scheme == "env" else f"init_method {method.url}"
     overruled = here.overruled(rank, size)
     return f"{name} (but {' and '.join(overruled)})" if overruled else name
 
 
-def _is_agents(host: str, port: Number, method: InitMethod, here: Surroundings) -> bool:
+def _is_agents(host: str, port: Number, method: InitMethod, here: LaunchEnvironment) -> bool:
     """Return whether the launcher's agent serves there: ranks that name its port by URL have to use it."""
     if not here.launcher.agent or method.scheme == "env":
         return here.launcher.agent
@@ -166,7 +166,7 @@ def _is_agents(host: str, port: Number, method: InitMethod, here: Surroundings) 
     return agents.host == host and agents.port is not None and agents.port.value == port.value
 
 
-def _missing(method: InitMethod, here: Surroundings, names: list[str]) -> InvalidUsageError:
+def _missing(method: InitMethod, here: LaunchEnvironment, names: list[str]) -> InvalidUsageError:
     what = (
         f"environment variable{'s' if len(names) > 1 else ''} {', '.join(names)} "
         f"{'are' if len(names) > 1 else 'is'} not set"

@@ -23,12 +23,12 @@ from aiodist.links.interfaces import (
     route_to,
     without_route,
 )
-from aiodist.rendezvous.absence_watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.rendezvous.agent import connect_agent
 from aiodist.rendezvous.assembly import assemble
 from aiodist.rendezvous.meeting_plan import TORCH_GROUP, Master, MeetingPlan
 from aiodist.rendezvous.munge import Munge, StepSecret
 from aiodist.rendezvous.node_address import address_of_node
+from aiodist.rendezvous.silence_watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.store import (
     FileStore,
     MemoryStore,
@@ -60,7 +60,7 @@ class MeetingStore:
     ``where``: for messages. ``route``: a numeric address by which this rank is reached. ``serves``:
     this rank keeps the store alive for the others. ``once``: the others lose the store with the
     process that serves it, so meeting there may be tried again. ``private``: strangers cannot read
-    what is in it. ``watch``: where ranks can beat meanwhile, see `absence_watch`. ``secret``: the
+    what is in it. ``watch``: where ranks can beat meanwhile, see `silence_watch`. ``secret``: the
     job's, empty if the store was opened without one. ``all_met``: releases the port; called when all
     ranks have arrived.
     """

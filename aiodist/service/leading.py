@@ -125,7 +125,7 @@ class Leader:
     async def _admit(self, request: Request) -> bool:
         """Take newcomers in. Returns whether there is another group now."""
         try:
-            await self._tell([GROW, list(request.value)])
+            await self._send([GROW, list(request.value)])
             group = await self._grow(request.value)
         except Exception as error:
             request.fail(error)
@@ -173,7 +173,7 @@ class Leader:
         """
         self._round = current = Round(self._group.ranks)
         try:
-            await self._tell([CALL, values])
+            await self._send([CALL, values])
             mine = asyncio.ensure_future(_results(self._handler, values))
             noting = asyncio.ensure_future(self._note(current, mine))
             try:
@@ -198,7 +198,7 @@ class Leader:
             raise
         current.ended(current.mine)
 
-    async def _tell(self, message: list[Any]) -> None:
+    async def _send(self, message: list[Any]) -> None:
         """Send ``message`` to all workers.
 
         Each stream packs it anew. An error of the packing is raised as it is where no worker has got the

@@ -29,7 +29,7 @@ LARGEST_SLOT_BYTES = (1 << 20) + _LENGTHS
 CHUNK_BYTES = 512 << 10
 """Length of a chunk if there is room: it stays in the cache from one rank's write to the next's read."""
 
-CROWDED_CHUNK_BYTES = 1 << 20
+OVERSUBSCRIBED_CHUNK_BYTES = 1 << 20
 """Length of a chunk if ranks outnumber cores: the ranks yield to each other half as often."""
 
 MIN_CHUNK_BYTES = 64 << 10
@@ -62,7 +62,7 @@ class AreaShape:
         return CONTROL_BYTES + SLOTS * self.slot_bytes + self.depth * self.chunk_bytes
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """Whether the length of the chunks says that ranks outnumber cores on the owner's host."""
         return self.chunk_bytes > CHUNK_BYTES
 

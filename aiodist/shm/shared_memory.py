@@ -183,8 +183,10 @@ class SharedMemory:
             return False
         return True
 
-    def lay_out(self, area: int, patient: bool = False, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Lay out an area with the id ``area`` in the own segment, or record that there is no room.
+    def allocate_area(
+        self, area: int, patient: bool = False, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        """Allocate an area with the id ``area`` in the own segment, or record that there is no room.
 
         ``patient``: if other ranks must first release closed areas to make room, do nothing; the
         caller tries again. ``chunk_bytes``: as of `shape_for`.
@@ -208,7 +210,7 @@ class SharedMemory:
         else:
             room.give(offset, shape.nbytes)
 
-    def look(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
+    def find_areas(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
         """Return the areas of ``ranks`` under one id, a text that says why they share none, or None.
 
         None means that a rank has not answered yet. Any other answer is the same on all ``ranks``.
@@ -236,12 +238,12 @@ class SharedMemory:
             for rank, offset, shape in found
         ]
 
-    def is_settled(self, area: int) -> bool:
+    def has_answered(self, area: int) -> bool:
         """Return whether this rank has stored its room for this id, or that it has no room."""
         listing = self._lists.get(self.rank)
         return listing is None or listing.refuses(area) or listing.state(area) is not None
 
-    def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
+    def without_answer(self, area: int, ranks: Sequence[int]) -> list[int]:
         """Return those of ``ranks`` that have not yet stored an answer for this id."""
         return [rank for rank in ranks if self._state(rank, area) in _NO_ANSWER]
 

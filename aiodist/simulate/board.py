@@ -57,7 +57,7 @@ class SimulatedShm:
     slot_bytes = LARGEST_SLOT_BYTES
     chunk_bytes = CHUNK_BYTES
     depth = DEPTH
-    crowded = False
+    oversubscribed = False
 
     def __init__(self, memory: Memory, place: int, rank: Rank) -> None:
         """``place``: this rank's number on its host."""

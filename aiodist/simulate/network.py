@@ -178,9 +178,9 @@ class Network:
         own.outlet_free = start + duration
         wire.outlet_free = start + max(model.gap, exchange.nbytes * model.per_byte)
         sender.resume(start + duration, exchange.sent)
-        self._at(start + model.latency, lambda when: self._land(exchange, when))
+        self._at(start + model.latency, lambda when: self._first_byte_arrives(exchange, when))
 
-    def _land(self, exchange: _Exchange, now: float) -> None:
+    def _first_byte_arrives(self, exchange: _Exchange, now: float) -> None:
         """Take in the first byte. The receiver's link may be busy with another message."""
         receiver = self.ranks[exchange.dst]
         model = self._model(exchange)
@@ -254,8 +254,8 @@ class Rank:
         self._network._at(when, go_on)
 
     def memory(self, nbytes: int) -> memoryview:
-        """Return an `Extent` as an algorithm's memory: it is sliced, filled and asked for its length."""
-        return cast("memoryview", Extent(nbytes, self.work))
+        """Return a `SimulatedView` as an algorithm's memory: it is sliced and filled, and has a length."""
+        return cast("memoryview", SimulatedView(nbytes, self.work))
 
     # -- collectives.Channel
 
@@ -286,7 +286,7 @@ class Rank:
         return arrived
 
 
-class Extent:
+class SimulatedView:
     """Stands for a memoryview of bytes in an algorithm that is simulated.
 
     ``charge(nbytes)`` is told of every byte that is copied into it.
@@ -301,9 +301,9 @@ class Extent:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, part: slice) -> Extent:
+    def __getitem__(self, part: slice) -> SimulatedView:
         start, end, _ = part.indices(self._length)
-        return Extent(max(0, end - start), self._charge)
+        return SimulatedView(max(0, end - start), self._charge)
 
     def __setitem__(self, part: slice, data: Any) -> None:
         start, end, _ = part.indices(self._length)

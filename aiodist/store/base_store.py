@@ -204,8 +204,8 @@ class Store(ABC):
     async def num_keys(self) -> int:
         """Return how many keys the whole store holds."""
 
-    async def bequeath(self, key: str, value: bytes) -> bool:
-        """Leave a will: a value that the store writes if this handle ends before `renounce`.
+    async def set_will(self, key: str, value: bytes) -> bool:
+        """Leave a will: a value that the store writes if this handle ends before `clear_will`.
 
         A handle ends with its process, its connection, or by ``close``. A key that is set by then
         stays as it is.
@@ -219,7 +219,7 @@ class Store(ABC):
         """
         return False
 
-    async def renounce(self, key: str) -> None:  # noqa: B027  # where there are no wills
+    async def clear_will(self, key: str) -> None:  # noqa: B027  # where there are no wills
         """Withdraw the will for ``key``, if there is one.
 
         Args:

@@ -88,7 +88,7 @@ class FileStore(Unpicklable, Store):
                 with log.locked(exclusive=True) as held:
                     # The last user may have removed the file since: then open the present one.
                     if held and log.is_current():
-                        me = Participant.me(rank)
+                        me = Participant.current(rank)
                         _join(log, me)
                         return cls.__new__(cls)._begin(log, me)
                 await _pause_for_lock(log.path, pause, limit)
@@ -146,7 +146,7 @@ class FileStore(Unpicklable, Store):
     async def num_keys(self) -> int:
         return await self._under_lock(lambda: len(self._log.table))
 
-    async def bequeath(self, key: str, value: bytes) -> bool:
+    async def set_will(self, key: str, value: bytes) -> bool:
         # Other handles of this host that wait for keys carry the will out: they see this process end.
         name, data = text_key(key), check_value(value)
         await self._under_lock(
@@ -154,10 +154,10 @@ class FileStore(Unpicklable, Store):
         )
         return True
 
-    async def renounce(self, key: str) -> None:
+    async def clear_will(self, key: str) -> None:
         name = text_key(key)
         await self._under_lock(
-            lambda: self._log.append("renounce", self._me.token, name), exclusive=True
+            lambda: self._log.append("clear_will", self._me.token, name), exclusive=True
         )
 
     def lock_holders(self) -> list[Participant]:
@@ -211,11 +211,11 @@ class FileStore(Unpicklable, Store):
                 return values
             if left <= 0:
                 raise timed_out(missing, deadline)
-            self._look_after_others()
+            self._carry_out_wills()
             await asyncio.sleep(min(pause, left))
         raise AssertionError("unreachable: pauses never end")
 
-    def _look_after_others(self) -> None:
+    def _carry_out_wills(self) -> None:
         """Carry out the wills of dead participants from time to time, if the lock is free just then."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:

@@ -219,7 +219,7 @@ class FileLog:
             elif kind == "will":
                 token, key, value = fields
                 self.wills.setdefault(token, {})[key] = value
-            elif kind == "renounce":
+            elif kind == "clear_will":
                 token, key = fields
                 self.wills.get(token, {}).pop(key, None)
             else:

@@ -44,7 +44,7 @@ async def join(
     expected = await in_time(store.add(_counter(rank), 0), deadline) + 1
     part = PrefixStore(_part(expected), store)
     try:
-        await in_time(part.bequeath(*will), deadline)
+        await in_time(part.set_will(*will), deadline)
         count = await in_time(store.add(_counter(rank), 1), deadline)
     except BaseException:
         await _withdraw(store, rank, part, will, expected)
@@ -52,7 +52,7 @@ async def join(
     if count == expected:
         return part
     # Another process counts as the same rank.
-    await in_time(part.renounce(will[0]), deadline)
+    await in_time(part.clear_will(will[0]), deadline)
     return PrefixStore(_part(count), store)
 
 
@@ -63,7 +63,7 @@ async def _withdraw(store: Store, rank: int, part: Store, will: Will, expected: 
         async with asyncio.timeout(_TELL_SECONDS):
             if await store.add(_counter(rank), 0) >= expected:
                 await part.compare_set(key, b"", value)
-            await part.renounce(key)
+            await part.clear_will(key)
 
 
 def _counter(rank: int) -> str:

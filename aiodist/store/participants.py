@@ -23,7 +23,7 @@ class Participant:
     started: int | None
 
     @classmethod
-    def me(cls, rank: int | None) -> Participant:
+    def current(cls, rank: int | None) -> Participant:
         """Return this process as a participant. Raises OSError as `start_time`."""
         pid = os.getpid()
         return cls(os.urandom(8).hex(), rank, pid, this_host(), start_time(pid))

@@ -76,11 +76,11 @@ class PrefixStore(Unpicklable, Store):
     async def num_keys(self) -> int:
         return await self.store.num_keys()
 
-    async def bequeath(self, key: str, value: bytes) -> bool:
-        return await self.store.bequeath(self._key(key), value)
+    async def set_will(self, key: str, value: bytes) -> bool:
+        return await self.store.set_will(self._key(key), value)
 
-    async def renounce(self, key: str) -> None:
-        await self.store.renounce(self._key(key))
+    async def clear_will(self, key: str) -> None:
+        await self.store.clear_will(self._key(key))
 
     async def close(self) -> None:
         pass

@@ -133,20 +133,20 @@ class TcpStore(Unpicklable, Store):
         count: int = await self._call("count")
         return count
 
-    async def bequeath(self, key: str, value: bytes) -> bool:
-        host, pid = await self._call("bequeath", text_key(key), check_value(value))
+    async def set_will(self, key: str, value: bytes) -> bool:
+        host, pid = await self._call("set_will", text_key(key), check_value(value))
         self._keeper = (host, pid)
         return True
 
-    async def renounce(self, key: str) -> None:
-        await self._call("renounce", text_key(key))
+    async def clear_will(self, key: str) -> None:
+        await self._call("clear_will", text_key(key))
 
     @property
-    def bereft(self) -> tuple[str, int] | None:
+    def lost_server(self) -> tuple[str, int] | None:
         """Return the server's host name and process id if it is gone without a goodbye, else None.
 
         It has died in that case, or the connection was cut. The result is empty and 0 if nothing
-        was ever bequeathed.
+        was ever set.
         """
         cut = isinstance(self._cause, asyncio.IncompleteReadError | OSError)
         return self._keeper if cut and not self._dismissed and not self._closed else None

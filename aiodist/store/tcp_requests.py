@@ -31,8 +31,8 @@ class Client:
             "delete": (table.delete, (str,)),
             "count": (table.__len__, ()),
             "cancel": (self._cancel, (int,)),
-            "bequeath": (self._bequeath, (str, bytes)),
-            "renounce": (self._renounce, (str,)),
+            "set_will": (self._set_will, (str, bytes)),
+            "clear_will": (self._clear_will, (str,)),
         }
 
     def handle(self, message: list[Any]) -> None:
@@ -63,7 +63,7 @@ class Client:
             if self._table.get(key) is None:
                 self._table.set(key, value)
 
-    def dismiss(self) -> None:
+    def close_with_goodbye(self) -> None:
         """Send the goodbye of the server, and drop the client's wills."""
         self._wills.clear()
         self._dismissed = True
@@ -90,12 +90,12 @@ class Client:
         watch.cancel()
         return missing
 
-    def _bequeath(self, key: str, value: bytes) -> list[Any]:
+    def _set_will(self, key: str, value: bytes) -> list[Any]:
         if not self._dismissed:
             self._wills[key] = value
         return [host_name(), os.getpid()]
 
-    def _renounce(self, key: str) -> None:
+    def _clear_will(self, key: str) -> None:
         self._wills.pop(key, None)
 
     def _answer(self, number: int, ok: bool, value: Any) -> None:

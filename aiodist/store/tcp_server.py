@@ -178,7 +178,7 @@ class TcpStoreServer(Unpicklable):
         self._closed = True
         self.stop_accepting()
         for client in self._clients:
-            client.dismiss()
+            client.close_with_goodbye()
         for writer in self._tasks.values():
             close_stream(writer)
         if self._tasks:
@@ -250,7 +250,7 @@ class TcpStoreServer(Unpicklable):
         except (asyncio.IncompleteReadError, OSError):
             pass  # the client has left; the store does not judge that
         except DistStoreError as error:
-            self._tell(f"dropped the client {name}: {error}")
+            self._log_event(f"dropped the client {name}: {error}")
             writer.transport.abort()
         finally:
             self._strangers.pop(writer, None)
@@ -280,10 +280,10 @@ class TcpStoreServer(Unpicklable):
             why = str(error)
         else:
             return True
-        self._tell(f"refused a connection from {name}, which is no client of this job: {why}")
+        self._log_event(f"refused a connection from {name}, which is no client of this job: {why}")
         return False
 
-    def _tell(self, text: str) -> None:
+    def _log_event(self, text: str) -> None:
         """Log a line about a client that was turned away, if there were not too many."""
         self._logged += 1
         if self._logged <= _MAX_LOGGED:

@@ -3,7 +3,7 @@
 After the greeting (`tcp_greeting`) come frames: four bytes of length, big-endian, and a msgpack
 array. A request is ``[id, operation, *arguments]``. Its answer is ``[id, ok, value]``, in any
 order; if ``ok`` is false, the value is the error's text. ``cancel`` takes the id of a waiting
-request, withdraws it, and answers with the keys it still missed. ``bequeath`` is answered with the
+request, withdraws it, and answers with the keys it still missed. ``set_will`` is answered with the
 host name and process id of the server. A server that ends in good order says so with the id -1.
 """
 

@@ -154,7 +154,7 @@ def opening_world(torch_group: bool | None, store: Any) -> Iterator[Portal]:
     loop_thread.enter()
     try:
         yield loop_thread
-        loop_thread.settle(member)
+        loop_thread.add_user(member)
         heed_signal(member.world.observer)
         try:
             default_of_torch.make(member.world, asked)
@@ -195,5 +195,5 @@ def _close(close: Callable[[Group | None], Coroutine[Any, Any, None]], group: Gr
         loop_thread.run(close, group)
     finally:
         if not world.is_initialized:
-            loop_thread.unsettle(Member(world))
+            loop_thread.remove_user(Member(world))
             default_of_torch.forget(world)

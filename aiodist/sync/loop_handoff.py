@@ -142,7 +142,7 @@ class LoopHandoff:
                 self._pause = LINGER
                 events = select(min(left, _LONGEST))
             elif longest := LONGEST_LINGER if self._runner else self._longest_pause():
-                self._linger(min(left, self._pause, longest))
+                self._wait_idle(min(left, self._pause, longest))
                 self._pause = min(2 * self._pause, LONGEST_LINGER)
                 events = select(0)
             else:
@@ -151,18 +151,18 @@ class LoopHandoff:
                 break
             if events and (self._runner or self._driver):
                 # The thread that drives reads the streams itself.
-                self._linger(LINGER)
+                self._wait_idle(LINGER)
                 events = select(0)
 
-    def _linger(self, seconds: float) -> None:
+    def _wait_idle(self, seconds: float) -> None:
         """Sleep beside the selector: threads that drive read the streams themselves."""
         self._lingers = True
-        # Invariant: _lingers is stored before this looks, and `recall` has stored _recalled before.
+        # Invariant: _lingers is stored before this looks, and `wake_idle` has stored _recalled before.
         if not self._recalled:
             self._alarm.acquire(timeout=seconds)
         self._lingers = False
 
-    def recall(self) -> None:
+    def wake_idle(self) -> None:
         """Wake the loop's thread where it lingers: another thread has something for it."""
         self._recalled = True
         if self._lingers:
@@ -415,7 +415,7 @@ class HandoffLoop(asyncio.SelectorEventLoop):
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
         handle = super().call_soon_threadsafe(callback, *args, context=context)
-        self._handoff.recall()
+        self._handoff.wake_idle()
         return handle
 
     def call_at(
@@ -505,7 +505,7 @@ class Interrupts:
     """Ctrl-C waits while a thread drives the engine: it must not strike in the middle of it.
 
     Where it would raise KeyboardInterrupt, as Python has it, a handler of ours does that, from the first
-    `hold` until `retire`: two system calls for each blocking call were a tenth of the time of a small one.
+    `hold` until `restore`: two system calls for each blocking call were a tenth of the time of a small one.
     A handler of the program's own is put aside for each call, and back.
     """
 
@@ -515,7 +515,7 @@ class Interrupts:
         self._main_thread = main_thread
         self._came: dict[int, Any] = {}
         self._held = False  # by `_ours`
-        self._ours = self._struck
+        self._ours = self._on_signal
         self._note = self._came.setdefault  # instead of the program's own; called as it would be
         self._previous: Any = None
 
@@ -558,12 +558,12 @@ class Interrupts:
             self._came.clear()
             _signal.raise_signal(_SIGINT)
 
-    def retire(self) -> None:
+    def restore(self) -> None:
         """Restore Python's own handler, if this is the main thread: no thread drives any more."""
         if _get_ident() == self._main_thread and _getsignal(_SIGINT) is self._ours:
             _signal_to(_SIGINT, _raise_interrupt)
 
-    def _struck(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         if self._held:
             self._came[number] = frame
         else:

@@ -38,7 +38,7 @@ _running_loop = asyncio._get_running_loop
 _set_running_loop = asyncio._set_running_loop
 
 
-class Resident(Protocol):
+class LoopUser(Protocol):
     """An object that uses the portal's loop and keeps it running: a world, a store."""
 
     @property
@@ -53,7 +53,7 @@ class Resident(Protocol):
 
 
 class Portal:
-    """A daemon thread that runs an event loop as long as a `Resident` uses it.
+    """A daemon thread that runs an event loop as long as a `LoopUser` uses it.
 
     A blocking call drives the loop itself while it is lent, and runs it while it has to sleep
     (`LoopHandoff`). Otherwise the loop's thread starts the operation and runs it from its callbacks. Its
@@ -68,7 +68,7 @@ class Portal:
         self._loop: HandoffLoop | None = None
         self._thread: threading.Thread | None = None
         self._users = 0
-        self._residents: list[Resident] = []
+        self._loop_users: list[LoopUser] = []
         self._posted: deque[Callable[[], None]] = deque()  # for the present loop
         self.handoff = LoopHandoff(self._longest_pause)
         """By which a thread uses the loop while that sleeps."""
@@ -269,7 +269,7 @@ class Portal:
         Invariant: it runs before whatever this thread starts next, as all ranks start operations in the
         order of their calls. The loop's thread may wake up later than this thread drives the loop; so a
         thread that drives runs first what was posted. ``function`` must not raise. Raises
-        NotInitializedError where no resident uses the loop.
+        NotInitializedError where no user uses the loop.
         """
         loop, posted = self._loop, self._posted
         if loop is None:
@@ -334,44 +334,44 @@ class Portal:
         if _running_loop() is not loop and not self.handoff.is_interrupted:
             thread.join(JOIN_SECONDS)
 
-    def settle(self, resident: Resident) -> None:
-        """Let ``resident`` use the loop: an `enter` that `unsettle` undoes."""
+    def add_user(self, user: LoopUser) -> None:
+        """Let ``user`` use the loop: an `enter` that `remove_user` undoes."""
         self.enter()
-        self._residents.append(resident)
+        self._loop_users.append(user)
 
-    def unsettle(self, resident: Resident) -> None:
-        """Remove ``resident``, which has closed. A second call does nothing."""
+    def remove_user(self, user: LoopUser) -> None:
+        """Remove ``user``, which has closed. A second call does nothing."""
         try:
-            self._residents.remove(resident)
+            self._loop_users.remove(user)
         except ValueError:
             return
         self.leave()
 
-    def depart(self, resident: Resident) -> None:
-        """Let ``resident`` leave, without waiting: for finalizers, which run in any thread."""
+    def leave_soon(self, user: LoopUser) -> None:
+        """Let ``user`` leave, without waiting: for finalizers, which run in any thread."""
         loop = self._loop
-        if loop is not None and resident in self._residents:
-            asyncio.run_coroutine_threadsafe(self._departure(resident), loop)
+        if loop is not None and user in self._loop_users:
+            asyncio.run_coroutine_threadsafe(self._departure(user), loop)
 
     def _longest_pause(self) -> float:
-        return min((each.longest_pause for each in tuple(self._residents)), default=LONGEST_LINGER)
+        return min((each.longest_pause for each in tuple(self._loop_users)), default=LONGEST_LINGER)
 
-    async def _departure(self, resident: Resident) -> None:
+    async def _departure(self, user: LoopUser) -> None:
         try:
-            await resident.leave()
+            await user.leave()
         finally:
-            self.unsettle(resident)
+            self.remove_user(user)
 
     def close(self) -> None:
-        """Close all residents at the end of the process: queued data goes out. Bounded in time."""
+        """Close all users at the end of the process: queued data goes out. Bounded in time."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
-        leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents), loop)
-        # Cancelled: the last resident has left in the loop, which ends.
+        leaving = asyncio.run_coroutine_threadsafe(_leave(self._loop_users), loop)
+        # Cancelled: the last user has left in the loop, which ends.
         with suppress(TimeoutError, CancelledError):
             leaving.result(JOIN_SECONDS)
-        self._residents.clear()
+        self._loop_users.clear()
         with self._lock:
             if self._loop is loop:
                 self._users = 0
@@ -415,26 +415,26 @@ class Portal:
         atexit.unregister(self.close)
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
-        self.handoff.interrupts.retire()
+        self.handoff.interrupts.restore()
         return thread
 
     def close_in_child(self) -> None:
         """Be without a loop in a forked child, and close the descriptors of the parent's."""
         # The thread is the parent's. The child must not touch its loop: they share the epoll
         # instance. The child keeps the objects, so that the garbage collector does not close them.
-        loop, residents = self._loop, self._residents
-        self.handoff.interrupts.retire()
+        loop, users = self._loop, self._loop_users
+        self.handoff.interrupts.restore()
         self.handoff = LoopHandoff(self._longest_pause)
-        self._inherited += [loop, self._thread, residents]
+        self._inherited += [loop, self._thread, users]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None
         self._posted = deque()
         self._users = 0
-        self._residents = []
+        self._loop_users = []
         if loop is not None:
             atexit.unregister(self.close)
-            for resident in residents:
-                resident.close_in_child()
+            for user in users:
+                user.close_in_child()
             close_inherited(loop)
 
 
@@ -571,10 +571,10 @@ def _error_of(future: Future[Any]) -> BaseException | None:
             continue
 
 
-async def _leave(residents: list[Resident]) -> None:
-    while residents:
-        leaving = [resident.leave() for resident in residents]
-        residents.clear()
+async def _leave(users: list[LoopUser]) -> None:
+    while users:
+        leaving = [user.leave() for user in users]
+        users.clear()
         await asyncio.gather(*leaving, return_exceptions=True)
 
 

@@ -166,35 +166,37 @@ class Store(Unpicklable):
 class _Opened(Store):
     """A store that holds something open on the portal's loop, until closed or forgotten."""
 
-    def __init__(self, opening: Callable[[], Coroutine[Any, Any, _Resident]], timeout: Any) -> None:
+    def __init__(
+        self, opening: Callable[[], Coroutine[Any, Any, _OpenedStore]], timeout: Any
+    ) -> None:
         owner = portal()
         owner.enter()
         try:
-            resident = owner.run(opening)
-            owner.settle(resident)
+            opened = owner.run(opening)
+            owner.add_user(opened)
         finally:
             owner.leave()
-        super().__init__(resident.store, _as_timedelta(timeout), owner)
-        self._resident = resident
+        super().__init__(opened.store, _as_timedelta(timeout), owner)
+        self._opened = opened
         # The garbage collector may run in any thread, the loop's too, so this must not wait.
-        self._forgotten = weakref.finalize(self, owner.depart, resident)
+        self._forgotten = weakref.finalize(self, owner.leave_soon, opened)
         self._forgotten.atexit = False  # the portal's end takes care of it
 
     def close(self) -> None:
         if self._forgotten.detach() is not None:
             try:
-                self._portal.run(self._resident.leave)
+                self._portal.run(self._opened.leave)
             finally:
-                self._portal.unsettle(self._resident)
+                self._portal.remove_user(self._opened)
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         if not self._forgotten.alive:
             raise DistStoreError(_CLOSED)
-        result: T = self._portal.run(self._resident.call, function, *args)
+        result: T = self._portal.run(self._opened.call, function, *args)
         return result
 
 
-class _Resident:
+class _OpenedStore:
     """The async side of an opened store."""
 
     def __init__(self, store: AsyncStore, server: TcpStoreServer | None = None) -> None:
@@ -276,7 +278,7 @@ class TCPStore(_Opened):
         """
         waits = is_master and wait_for_workers
 
-        async def opening() -> _Resident:
+        async def opening() -> _OpenedStore:
             deadline = Deadline(STORE_TIMEOUT if timeout is None else timeout)
             secret = job_secret(os.environ)
             certificates = Certificates.from_environ(os.environ)
@@ -284,22 +286,22 @@ class TCPStore(_Opened):
                 server = await TcpStoreServer.start(
                     host_name, port, secret=secret, certificates=certificates
                 )
-                resident = _Resident(server.store(), server)
+                opened = _OpenedStore(server.store(), server)
             else:
                 client = await TcpStore.connect(
                     host_name, port, deadline, secret=secret, certificates=certificates
                 )
-                resident = _Resident(client)
+                opened = _OpenedStore(client)
             try:
                 if world_size is not None and world_size > 0:
-                    await _join(resident.store, world_size, waits, deadline)
+                    await _join(opened.store, world_size, waits, deadline)
             except BaseException:
-                await resident.leave()
+                await opened.leave()
                 raise
-            return resident
+            return opened
 
         super().__init__(opening, timeout)
-        server = self._resident.server
+        server = self._opened.server
         self._address = (host_name, port if server is None else server.port)
 
     @property
@@ -341,8 +343,8 @@ class FileStore(_Opened):
             DistStoreError: The store fails.
         """
 
-        async def opening() -> _Resident:
-            return _Resident(await AsyncFileStore.open(file_name))
+        async def opening() -> _OpenedStore:
+            return _OpenedStore(await AsyncFileStore.open(file_name))
 
         super().__init__(opening, STORE_TIMEOUT)
         self._path = os.fspath(file_name)
@@ -357,8 +359,8 @@ class HashStore(_Opened):
     """A store in this process's memory, for its threads."""
 
     def __init__(self) -> None:
-        async def opening() -> _Resident:
-            return _Resident(MemoryStore())
+        async def opening() -> _OpenedStore:
+            return _OpenedStore(MemoryStore())
 
         super().__init__(opening, STORE_TIMEOUT)
 

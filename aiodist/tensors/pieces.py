@@ -33,13 +33,13 @@ class Pieces:
 
         Both go forward alike: byte k here is written when byte ``position`` + k of ``read`` has been read.
         """
-        at, start, end = self._stretches()
-        other_at, other_start, other_end = read._stretches()
+        at, start, end = self._address_ranges()
+        other_at, other_start, other_end = read._address_ranges()
         shared = np.less.outer(start, other_end) & np.greater.outer(end, other_start)
         early = np.greater.outer(start - at - position, other_start - other_at)
         return bool((shared & early).any())
 
-    def _stretches(self) -> tuple[Addresses, Addresses, Addresses]:
+    def _address_ranges(self) -> tuple[Addresses, Addresses, Addresses]:
         """Return of each tensor that is not empty the place in the row, and the addresses of both ends."""
         lengths = [tensor.numel() for tensor in self._tensors]
         ends = list(accumulate(lengths))

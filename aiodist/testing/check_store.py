@@ -229,19 +229,19 @@ async def check_counters(handles: list[Store]) -> None:
 
 
 async def check_wills(one: Store, two: Store) -> None:
-    """What a handle bequeaths is written when it ends, where the store can do that. Closes ``one``."""
-    keys = ["check/wills/kept", "check/wills/renounced", "check/wills/there"]
-    able = [await one.bequeath(key, b"bequeathed") for key in keys]
-    assert able in ([True] * 3, [False] * 3), "bequeath() must either work or not, for all keys"
-    assert not await two.check(keys[:1]), "what was bequeathed is there before its time"
-    await one.renounce(keys[1])
-    await one.renounce("check/wills/never")
+    """The will of a handle is written when it ends, where the store can do that. Closes ``one``."""
+    keys = ["check/wills/kept", "check/wills/cleared", "check/wills/there"]
+    able = [await one.set_will(key, b"the will") for key in keys]
+    assert able in ([True] * 3, [False] * 3), "set_will() must either work or not, for all keys"
+    assert not await two.check(keys[:1]), "a will is there before its time"
+    await one.clear_will(keys[1])
+    await one.clear_will("check/wills/never")
     if able[0]:
         await two.set(keys[2], b"other")
         await one.close()
         got = await two.get(keys[0], _soon())
-        assert got == b"bequeathed", f"a will of b'bequeathed' came to be {got!r}"
-        assert not await two.check(keys[1:2]), "a will that was renounced came to be"
+        assert got == b"the will", f"a will of b'the will' came to be {got!r}"
+        assert not await two.check(keys[1:2]), "a will that was cleared came to be"
         got = await two.get(keys[2], _soon())
         assert got == b"other", "a will was written over a key that was there"
 

@@ -287,7 +287,7 @@ class FaultyConnection(CallbackConnection):
     def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:
         faults = self._faults
         if self._closed:
-            self._tell(on_sent, self._closed_error())
+            self._report_sent(on_sent, self._closed_error())
         elif self.is_silent:
             self._enqueue(parts, on_sent)
             self._swallow()
@@ -295,7 +295,7 @@ class FaultyConnection(CallbackConnection):
             faults.sent_bytes += sum(memoryview(part).nbytes for part in parts)
             self._inner.send(parts, on_sent)
         elif faults._takes_drop():
-            self._tell(on_sent, None)
+            self._report_sent(on_sent, None)
         else:
             self._enqueue(parts, on_sent)
             due = self._loop.time() + faults.delay
@@ -359,7 +359,7 @@ class FaultyConnection(CallbackConnection):
         while self._queue and self._swallowed < SILENT_BYTES:
             view, on_sent = self._queue.popleft()
             self._swallowed += view.nbytes
-            self._tell(on_sent, None)
+            self._report_sent(on_sent, None)
         if not self._queue:
             self._flushed.set()
 

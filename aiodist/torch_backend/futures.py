@@ -18,7 +18,7 @@ class Completions:
 
     Callbacks of ``then()``, communication hooks among them, run in this object's thread. If the
     future is already complete, torch runs them in the thread that calls ``then()``. They may start
-    collectives, and all ranks have to start these in one order. So `settle` lets a caller wait,
+    collectives, and all ranks have to start these in one order. So `wait_for_callbacks` lets a caller wait,
     before it starts its next collective, until all callbacks have run.
 
     ``level``: 0 for what is started outside of callbacks, 1 for what these start, and so on. Each
@@ -40,7 +40,7 @@ class Completions:
     ) -> None:
         """Set ``future`` to True once ``operation`` and all that were added before have ended.
 
-        ``ordered``: `settle` waits for its callbacks.
+        ``ordered``: `wait_for_callbacks` waits for its callbacks.
         """
         with self._changed:
             if not self._closed:
@@ -50,7 +50,7 @@ class Completions:
         operation.block()
         future.set_result(True)
 
-    def settle(self) -> None:
+    def wait_for_callbacks(self) -> None:
         """Wait until callbacks of all futures that were added as ordered have run."""
         if self._ordered:
             with self._changed:

@@ -74,7 +74,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         """Start collectives; ``tensors`` are what they write. ``value``: of the future, None for these."""
         self._collectives += 1
         completions = self._completions()
-        completions.settle()
+        completions.wait_for_callbacks()
         timeout = seconds_of(opts)
 
         def run() -> Started:
@@ -272,6 +272,6 @@ def _forsake(
     A finalizer: it runs in any thread, the event loop's too, and waits for nothing.
     """
     if os.getpid() == pid:
-        world.forsake(part)
+        world.begin_close(part)
     for completions in list(levels.values()):
         completions.close(join=False)

@@ -53,7 +53,7 @@ class TorchWorld:
         made._portal.enter()
         try:
             made._run(init_process_group, Backend.AIODIST, None, timeout, size, rank, store, name)
-            made._portal.settle(member)
+            made._portal.add_user(member)
             heed_signal(own.observer)
         finally:
             made._portal.leave()
@@ -97,16 +97,16 @@ class TorchWorld:
             self._run(closing.close_world, self._world, seconds)
             self._world.destroyed = True
         finally:
-            self._portal.unsettle(Member(self._world))
+            self._portal.remove_user(Member(self._world))
 
-    def forsake(self, group: GroupEngine | None = None) -> None:
+    def begin_close(self, group: GroupEngine | None = None) -> None:
         """Begin to close ``group``, or, if None, all groups and the connections, without waiting.
 
         For finalizers: any thread, the loop's own too.
         """
         if group is None:
             if not self._is_released:
-                self._portal.depart(Member(self._world))
+                self._portal.leave_soon(Member(self._world))
             return
 
         def close() -> None:

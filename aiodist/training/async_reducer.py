@@ -83,7 +83,7 @@ class GradientReducer(Reducer):
             while any(numbers := await self._count(0)):
                 self._launch_nothing()
                 await self._wait_for_all()
-                self._stood_in(numbers)
+                self._shadow_ended(numbers)
             counts = await self._count(self._steps)
             if min(counts) < max(counts):
                 source = self._ranks[counts.index(max(counts))]
@@ -95,7 +95,7 @@ class GradientReducer(Reducer):
 
     async def _count(self, number: int) -> list[int]:
         """Return the ``number`` of each group rank."""
-        row = self._attend(number)
+        row = self._announce_reducer(number)
         await all_reduce(row.flat, ReduceOp.SUM, self._group)
         return row.numbers()
 

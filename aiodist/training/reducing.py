@@ -25,7 +25,7 @@ from aiodist.observe.text_table import ranges
 from aiodist.training.buckets import Bucket
 from aiodist.training.compression import Compression, check_compression
 from aiodist.training.parameters import arrange, check_tensors
-from aiodist.training.rows import Attendance, BufferRow, Row
+from aiodist.training.rows import ActiveReducers, BufferRow, Row
 from aiodist.types import RedOpType, ReduceOp
 
 log = logging.getLogger("aiodist")
@@ -156,7 +156,7 @@ class Reducer(ABC):
         self._buffer_rows: list[BufferRow] = []
         self._number = 0  # in a join: this reducer's, from 1 on
         self._divides_by_all = True
-        self._attendance: Attendance | None = None
+        self._active_reducers: ActiveReducers | None = None
         self._restart_join()
         self._hooks: list[Any] = []
         for bucket in self._buckets:
@@ -222,8 +222,8 @@ class Reducer(ABC):
 
     def _launch(self) -> None:
         if self._next == 0 and self._number:
-            self._attendance = self._attend(self._number)
-            self._begin(self._attendance)
+            self._active_reducers = self._announce_reducer(self._number)
+            self._begin(self._active_reducers)
         bucket = self._buckets[self._next]
         self._next += 1
         bucket.seal()
@@ -283,7 +283,7 @@ class Reducer(ABC):
 
     def _first_works(self) -> list[Work[None]]:
         """Return the works up to that of the first bucket."""
-        return self._works()[: 1 if self._attendance is None else 2]
+        return self._works()[: 1 if self._active_reducers is None else 2]
 
     def _check_same_parameters(self) -> None:
         """The first bucket has come: raise if the ranks train different parameters.
@@ -326,9 +326,9 @@ class Reducer(ABC):
         try:
             self._raise_first_error()
             factor = self._factor
-            if self._attendance is not None:
+            if self._active_reducers is not None:
                 self._steps += 1
-                self._active = _ranks_in(self._attendance.numbers())
+                self._active = _ranks_in(self._active_reducers.numbers())
                 if self._averages and not self._divides_by_all:
                     factor = (factor or 1.0) * self._n_ranks / len(self._active)
             for bucket in self._buckets:
@@ -356,7 +356,7 @@ class Reducer(ABC):
 
     def _begin_anew(self) -> None:
         self._next = 0
-        self._attendance = None
+        self._active_reducers = None
         self._buffer_rows = []
         self._has_extra_gradient = False
         for bucket in self._buckets:
@@ -364,17 +364,17 @@ class Reducer(ABC):
 
     def _rows(self) -> list[Row]:
         """Return what travels in this step, in the order in which it started."""
-        attendance = [] if self._attendance is None else [self._attendance]
-        return [*attendance, *self._buckets, *self._buffer_rows]
+        active_reducers = [] if self._active_reducers is None else [self._active_reducers]
+        return [*active_reducers, *self._buckets, *self._buffer_rows]
 
     def _works(self) -> list[Work[None]]:
         return [row.work for row in self._rows() if row.work is not None]
 
     # -- uneven batches: ranks without data stand in for themselves with zeros
 
-    def _attend(self, number: int) -> Attendance:
+    def _announce_reducer(self, number: int) -> ActiveReducers:
         device = self._trained[0].device
-        return Attendance(self._n_ranks, device, self._own_rank, number)
+        return ActiveReducers(self._n_ranks, device, self._own_rank, number)
 
     def enter_join(self, number: int, divide_by_initial_world_size: bool = True) -> None:
         """Announce each step to ranks without data from now on; ``join_all`` is the end of such a phase.
@@ -410,7 +410,7 @@ class Reducer(ABC):
                 self._begin(bucket)
             self._launch_buffers()
 
-    def _stood_in(self, numbers: Sequence[int]) -> None:
+    def _shadow_ended(self, numbers: Sequence[int]) -> None:
         """All works of the others' step have ended: forget its gradients, or raise the first error."""
         try:
             self._raise_first_error()

@@ -47,10 +47,10 @@ class BufferRow(Row):
         unpack(self._buffers, self.flat)
 
 
-class Attendance(Row):
+class ActiveReducers(Row):
     """A number for each rank: 0 after its last step, else the number of the reducer that it uses.
 
-    The ranks add up their attendances before the first bucket of a step. So a rank without data
+    The ranks add up these numbers before the first bucket of a step. So a rank without data
     knows whether, and with which reducer, the others make another step.
     """
 

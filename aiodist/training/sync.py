@@ -176,12 +176,12 @@ class GradientReducer(Reducer):
             self._give_up()
             raise
 
-    def _stand_in(self, numbers: Sequence[int]) -> None:
+    def _shadow_step(self, numbers: Sequence[int]) -> None:
         """Take part with zeros in a step that the ranks with ``numbers`` make."""
         with self._cancelled_if_it_fails():
             self._launch_nothing()
             self._wait_for_all()
-        self._stood_in(numbers)
+        self._shadow_ended(numbers)
 
     def _wait_for_all(self) -> None:
         """Return when all works have ended. Raise where the ranks train different parameters."""
@@ -197,7 +197,7 @@ class GradientReducer(Reducer):
 
     def _count(self, number: int) -> list[int]:
         """Return the ``number`` of each group rank."""
-        row = self._attend(number)
+        row = self._announce_reducer(number)
         all_reduce(row.flat, ReduceOp.SUM, self._group)
         return row.numbers()
 
@@ -219,7 +219,7 @@ def join_all(reducers: Sequence[GradientReducer]) -> int:
     """
     first = reducers[0]
     while any(numbers := first._count(0)):
-        reducers[max(numbers) - 1]._stand_in(numbers)
+        reducers[max(numbers) - 1]._shadow_step(numbers)
     counts = first._count(sum(reducer._steps for reducer in reducers))
     source = counts.index(max(counts))
     for reducer in reducers:

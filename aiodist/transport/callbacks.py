@@ -39,9 +39,9 @@ class CallbackConnection(Connection):
 
     def _fail_queue(self, error: BaseException) -> None:
         while self._queue:
-            self._tell(self._queue.popleft()[1], error)
+            self._report_sent(self._queue.popleft()[1], error)
 
-    def _tell(self, on_sent: OnSent | None, error: BaseException | None) -> None:
+    def _report_sent(self, on_sent: OnSent | None, error: BaseException | None) -> None:
         if on_sent is not None:
             try:
                 on_sent(error)

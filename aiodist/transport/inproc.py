@@ -116,7 +116,7 @@ class InprocConnection(CallbackConnection):
 
     def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:
         if self._closed:
-            self._tell(on_sent, self._closed_error())
+            self._report_sent(on_sent, self._closed_error())
             return
         self._enqueue(parts, on_sent)
         self._schedule()
@@ -146,7 +146,7 @@ class InprocConnection(CallbackConnection):
                     self._queue[0] = (view[count:], on_sent)
                     continue
             self._queue.popleft()
-            self._tell(on_sent, None)
+            self._report_sent(on_sent, None)
         if self._queue:
             self._schedule()
         elif self._flushed is not None and not self._flushed.done():

@@ -114,7 +114,7 @@ class PendingHandshakes(Generic[L]):
         self._greeted.discard(link)
         return name, was_greeted
 
-    def turned_away(self, link: L, error: BaseException | None) -> None:
+    def rejected(self, link: L, error: BaseException | None) -> None:
         """``link`` has ended; if it was a stranger's, say so in the log."""
         name, was_greeted = self._forget(link)
         if name is None:

@@ -143,7 +143,7 @@ class SocketConnection(CallbackConnection):
 
     def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:
         if self._state != _OPEN:
-            self._tell(on_sent, self._closed_error())
+            self._report_sent(on_sent, self._closed_error())
             return
         queue = self._queue
         if queue or self._writing:
@@ -167,7 +167,7 @@ class SocketConnection(CallbackConnection):
                 if on_sent is not None:
                     self._writing = True
                     try:
-                        self._tell(on_sent, None)
+                        self._report_sent(on_sent, None)
                     finally:
                         self._writing = self._broken
                     if queue:
@@ -245,7 +245,7 @@ class SocketConnection(CallbackConnection):
             if on_sent is not None:
                 finished.append(on_sent)
         for on_sent in finished:
-            self._tell(on_sent, None)
+            self._report_sent(on_sent, None)
 
     def _watch_writable(self) -> None:
         wanted = bool(self._queue) and self._state != _CLOSED

@@ -170,26 +170,28 @@ class _Reception:
 
     def __init__(self, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
-        self.pending: PendingHandshakes[_Guest] = PendingHandshakes("a listener", _CROWD)
-        self._bundles: dict[tuple[bytes, int], dict[int, _Guest]] = {}
+        self.pending: PendingHandshakes[_PendingConnection] = PendingHandshakes(
+            "a listener", _CROWD
+        )
+        self._bundles: dict[tuple[bytes, int], dict[int, _PendingConnection]] = {}
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         sock.setblocking(False)
         host, port = sock.getpeername()[:2]
-        guest = _Guest(sock, f"{SCHEME}://{host}:{port}", self)
-        self.pending.admit(guest, guest.name)
+        pending = _PendingConnection(sock, f"{SCHEME}://{host}:{port}", self)
+        self.pending.admit(pending, pending.name)
 
-    def greeted(self, guest: _Guest, hello: bytes) -> None:
-        """Add ``guest``, which has told its bundle and number."""
+    def greeted(self, pending: _PendingConnection, hello: bytes) -> None:
+        """Add ``pending``, which has told its bundle and number."""
         name, number, count = _HELLO.unpack(hello)
         which = name, count
         if number in self._bundles.get(which, ()) or not number < count <= MAX_STREAMS:
-            self.refused(guest, DistNetworkError(f"{guest.name} is no stream of a bundle"))
+            self.refused(pending, DistNetworkError(f"{pending.name} is no stream of a bundle"))
             return
         bundle = self._bundles.setdefault(which, {})
-        bundle[number] = guest
-        guest.bundle = which
+        bundle[number] = pending
+        pending.bundle = which
         if len(bundle) < count:
             return
         del self._bundles[which]
@@ -197,24 +199,24 @@ class _Reception:
             self.pending.proven(each)
         sockets = [sock for _, sock in sorted((n, each.sock) for n, each in bundle.items())]
         connection = StripedConnection(Bundle(sockets), bundle[0].name)
-        hand_over(connection, self._on_accept, guest.name)
+        hand_over(connection, self._on_accept, pending.name)
 
-    def refused(self, guest: _Guest, error: BaseException) -> None:
-        self.pending.turned_away(guest, error)
+    def refused(self, pending: _PendingConnection, error: BaseException) -> None:
+        self.pending.rejected(pending, error)
         # Its bundle will never be complete: its other streams are dropped after their timeout.
-        self._bundles.pop(guest.bundle, None)
-        guest.dismiss()
+        self._bundles.pop(pending.bundle, None)
+        pending.cancel()
 
     def close(self) -> None:
-        self.pending.close(_Guest.dismiss)
+        self.pending.close(_PendingConnection.cancel)
         self._bundles.clear()
 
     def close_in_child(self) -> None:
-        for guest in self.pending:
-            os.close(guest.sock.detach())
+        for pending in self.pending:
+            os.close(pending.sock.detach())
 
 
-class _Guest:
+class _PendingConnection:
     """A stream that has not yet told its number, or whose bundle is not complete."""
 
     def __init__(self, sock: socket.socket, name: str, reception: _Reception) -> None:
@@ -242,7 +244,7 @@ class _Guest:
     def abort(self, error: BaseException) -> None:
         self._reception.refused(self, error)
 
-    def dismiss(self) -> None:
+    def cancel(self) -> None:
         self._task.cancel()
         # Once it is closed, another socket may get its descriptor, which the task still watches.
         self._task.add_done_callback(lambda _: self.sock.close())

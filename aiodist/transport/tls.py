@@ -199,32 +199,34 @@ class _Reception:
     def __init__(self, context: ssl.SSLContext, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
         self._context = context
-        self.pending: PendingHandshakes[_Guest] = PendingHandshakes("a listener", _CROWD)
+        self.pending: PendingHandshakes[_PendingConnection] = PendingHandshakes(
+            "a listener", _CROWD
+        )
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         host, port = sock.getpeername()[:2]
         secured = _Secured(self._context, sock, server_side=True)
-        guest = _Guest(secured, f"{SCHEME}://{host}:{port}", self)
-        self.pending.admit(guest, guest.name)
-        guest.start()
+        pending = _PendingConnection(secured, f"{SCHEME}://{host}:{port}", self)
+        self.pending.admit(pending, pending.name)
+        pending.start()
 
-    def arrived(self, guest: _Guest) -> None:
-        self.pending.proven(guest)
-        hand_over(TlsConnection(guest.secured, guest.name), self._on_accept, guest.name)
+    def arrived(self, pending: _PendingConnection) -> None:
+        self.pending.proven(pending)
+        hand_over(TlsConnection(pending.secured, pending.name), self._on_accept, pending.name)
 
-    def refused(self, guest: _Guest, error: BaseException) -> None:
-        self.pending.turned_away(guest, error)
+    def refused(self, pending: _PendingConnection, error: BaseException) -> None:
+        self.pending.rejected(pending, error)
 
     def close(self) -> None:
-        self.pending.close(_Guest.dismiss)
+        self.pending.close(_PendingConnection.cancel)
 
     def close_in_child(self) -> None:
-        for guest in self.pending:
-            os.close(guest.secured.detach())
+        for pending in self.pending:
+            os.close(pending.secured.detach())
 
 
-class _Guest:
+class _PendingConnection:
     """A connection in its handshake."""
 
     def __init__(self, secured: _Secured, name: str, reception: _Reception) -> None:
@@ -234,7 +236,7 @@ class _Guest:
         self._task: asyncio.Task[None]
 
     def start(self) -> None:
-        """Begin the handshake. The guest is admitted before: an eager task may end in this call."""
+        """Begin the handshake. The connection is admitted before: an eager task may end in this call."""
         self._task = asyncio.get_running_loop().create_task(self._greet())
 
     async def _greet(self) -> None:
@@ -252,9 +254,9 @@ class _Guest:
 
     def abort(self, error: BaseException) -> None:
         self._reception.refused(self, error)
-        self.dismiss()
+        self.cancel()
 
-    def dismiss(self) -> None:
+    def cancel(self) -> None:
         self._task.cancel()
         # A task that is cancelled before its first step never runs its own close.
         self._task.add_done_callback(lambda _: self.secured.close())

@@ -81,14 +81,14 @@ async def measure(group: GroupEngine, order: dict[str, Any]) -> str | None:
     for operation in operations:
         best, best_shared, best_hosts = [], [], []
         for nbytes in sizes:
-            matter = _over_messages(group, operation, nbytes)
-            best.append((nbytes, await _fastest(group, matter, seconds)))
+            tuned = _over_messages(group, operation, nbytes)
+            best.append((nbytes, await _fastest(group, tuned, seconds)))
             if has_memory:
-                matter = _in_memory(group, operation, nbytes)
-                best_shared.append((nbytes, await _fastest(group, matter, seconds)))
+                tuned = _in_memory(group, operation, nbytes)
+                best_shared.append((nbytes, await _fastest(group, tuned, seconds)))
             if topology is not None:
-                matter = _over_hosts(group, topology, operation, nbytes)
-                best_hosts.append((nbytes, await _fastest(group, matter, seconds)))
+                tuned = _over_hosts(group, topology, operation, nbytes)
+                best_hosts.append((nbytes, await _fastest(group, tuned, seconds)))
         rows[operation] = rows_of(group.size, best)
         if has_memory:
             shared_rows[operation] = shared_rows_of(operation, group.size, best_shared)
@@ -98,7 +98,7 @@ async def measure(group: GroupEngine, order: dict[str, Any]) -> str | None:
     return encode(rows, shared_rows, hosts_rows, {}) if group.rank == 0 else None
 
 
-class _Matter(NamedTuple):
+class _TunedOperation(NamedTuple):
     """What is to be decided, and how to run a choice."""
 
     told: str
@@ -107,7 +107,7 @@ class _Matter(NamedTuple):
     start: Callable[[Choice], Awaitable[None]]
 
 
-def _over_messages(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
+def _over_messages(group: GroupEngine, operation: str, nbytes: int) -> _TunedOperation:
     add = reduction(ReduceOp.SUM, dtype_named("float32"), group.size)
     call = call_on_zeros(operation, group.rank, group.size, nbytes, add)
     fingerprint = Fingerprint(operation, count=nbytes // ITEMSIZE)
@@ -118,20 +118,22 @@ def _over_messages(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
         )
 
     names = _with_chunks(candidates(operation, group.size, nbytes))
-    return _Matter(f"{operation} {nbytes} bytes, {group.size} ranks", names, start)
+    return _TunedOperation(f"{operation} {nbytes} bytes, {group.size} ranks", names, start)
 
 
-def _in_memory(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
+def _in_memory(group: GroupEngine, operation: str, nbytes: int) -> _TunedOperation:
     memory = Runs(operation, group, nbytes, "shared")
     choices = shared_candidates(operation, group.size, nbytes)
     told = f"{operation} {nbytes} bytes, {group.size} ranks, in shared memory"
-    return _Matter(told, {choice: choice.algorithm for choice in choices}, memory.start)
+    return _TunedOperation(told, {choice: choice.algorithm for choice in choices}, memory.start)
 
 
-def _over_hosts(group: GroupEngine, topology: HostTopology, operation: str, nbytes: int) -> _Matter:
+def _over_hosts(
+    group: GroupEngine, topology: HostTopology, operation: str, nbytes: int
+) -> _TunedOperation:
     names = _with_chunks(hosts_candidates(operation, topology, nbytes))
     told = f"{operation} {nbytes} bytes, {group.size} ranks, over {len(topology.hosts)} hosts"
-    return _Matter(told, names, Runs(operation, group, nbytes, "hosts").start)
+    return _TunedOperation(told, names, Runs(operation, group, nbytes, "hosts").start)
 
 
 def _with_chunks(choices: Sequence[Choice]) -> dict[Choice, str]:
@@ -181,16 +183,16 @@ _OPERATIONS: MappingProxyType[str, Callable[[Runs], Operation[None]]] = MappingP
 )
 
 
-async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choice:
+async def _fastest(group: GroupEngine, tuned: _TunedOperation, seconds: float) -> Choice:
     """Return the choice with the smallest median. Rank 0 writes all medians to stderr."""
-    choices = list(matter.names)
+    choices = list(tuned.names)
     times: list[list[float]] = [[] for _ in choices]
     end = time.monotonic() + seconds
     turn, going = 0, len(choices) > 1
     while going:
         order = range(len(choices)) if turn % 2 == 0 else reversed(range(len(choices)))
         for number in order:
-            taken = await _run(matter, choices[number])
+            taken = await _run(tuned, choices[number])
             if turn:  # the first opens connections and touches memory
                 times[number].append(taken)
         turn += 1
@@ -205,18 +207,18 @@ async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choic
     ]
     winner = min(range(len(choices)), key=medians.__getitem__)
     figures = ", ".join(
-        f"{matter.names[choice]} {median * 1e6:.0f} us"
+        f"{tuned.names[choice]} {median * 1e6:.0f} us"
         for median, choice in sorted(zip(medians, choices, strict=True))
     )
-    only = f"nothing but {matter.names[choices[0]]}"
-    _say(group, f"{matter.told}: {figures if len(choices) > 1 else only}")
+    only = f"nothing but {tuned.names[choices[0]]}"
+    _say(group, f"{tuned.told}: {figures if len(choices) > 1 else only}")
     return choices[winner]
 
 
-async def _run(matter: _Matter, choice: Choice) -> float:
+async def _run(tuned: _TunedOperation, choice: Choice) -> float:
     await barrier()
     start = time.perf_counter()
-    await matter.start(choice)
+    await tuned.start(choice)
     return time.perf_counter() - start
 
 

@@ -169,7 +169,7 @@ def requested(meta: bytes) -> tuple[int, bytes]:
     return int.from_bytes(meta[:ADDRESS_BYTES], "little"), meta[ADDRESS_BYTES:]
 
 
-class ShortHeads:
+class ShortHeaders:
     """The headers of short messages for one key without metadata: they differ by the length alone."""
 
     __slots__ = ("_start", "frame", "key")

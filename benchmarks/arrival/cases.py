@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.bench.cases import KIB, MIB, Case
-from aiodist.bench.measure import Effort
+from aiodist.bench.measure import Repetitions
 
 LATE, TRAINING, BATCH, TIGHT, WAIT = "late", "training", "batch", "tight", "wait"
 
@@ -101,13 +101,13 @@ class PatternSuite:
                     pattern = Pattern(block.kind, seconds, repeats)
                     yield PatternCase(Case(block.operation, block.ranks, nbytes), pattern)
 
-    def effort(self, case: PatternCase) -> Effort:
+    def effort(self, case: PatternCase) -> Repetitions:
         """Return the bounds for ``case``. The calls of a turn come in a row; the first does not count."""
         if case.pattern.kind == WAIT:
-            return Effort(0.0, 1, 1, calls_in_turn=1)
+            return Repetitions(0.0, 1, 1, calls_in_turn=1)
         calls = int(_TURN_SECONDS / (case.pattern.seconds + 1e-3))
         calls = max(_FEWEST_CALLS, min(_MOST_CALLS, calls))
-        return Effort(self.budget, self.fewest, self.most, calls_in_turn=calls + 1)
+        return Repetitions(self.budget, self.fewest, self.most, calls_in_turn=calls + 1)
 
 
 _SECONDS = {LATE: (0.0, 50e-6, 500e-6, 5e-3), TRAINING: (1e-3, 5e-3, 20e-3)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
 
-from aiodist.bench.measure import Effort, Samples
+from aiodist.bench.measure import Repetitions, Samples
 from benchmarks import machine
 from benchmarks.arrival.cases import PatternCase, PatternSuite
 from benchmarks.arrival.results import PatternReport, PatternResult, results_of
@@ -32,7 +32,7 @@ class PatternJob(Protocol):
         """The version of the library."""
         ...
 
-    def measure_pattern(self, case: PatternCase, effort: Effort) -> list[Samples]:
+    def measure_pattern(self, case: PatternCase, effort: Repetitions) -> list[Samples]:
         """Return what each rank saw of ``case``."""
         ...
 

@@ -120,9 +120,9 @@ class Floor(BlockingPeer):
         self._done = [(ranks * (1 + other) + rank) * words for other in range(ranks)]
         self._publish, self._taken = 0, [0] * ranks
         # Where ranks outnumber cores, the one that is waited for may need this one's.
-        crowded = max(ranks, self._ranks_here) > (os.cpu_count() or 1)
-        self._polls = 0 if crowded else _POLLS
-        self._chains = crowded and ranks <= ROW
+        oversubscribed = max(ranks, self._ranks_here) > (os.cpu_count() or 1)
+        self._polls = 0 if oversubscribed else _POLLS
+        self._chains = oversubscribed and ranks <= ROW
 
     def check(self) -> None:
         """Raise UnsupportedError where it cannot run."""

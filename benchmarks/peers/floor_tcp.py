@@ -130,8 +130,8 @@ class FloorTcp(BlockingPeer):
             self._memory = Floor(self._limit, ranks_here=place.ranks)
             here = PrefixStore(f"host{self._number}", place.store)
             self._memory.open(Place(self._column, width, here))
-        crowded = place.ranks > (os.cpu_count() or 1)
-        self._look_seconds = 0.0 if crowded else LOOK_SECONDS
+        oversubscribed = place.ranks > (os.cpu_count() or 1)
+        self._look_seconds = 0.0 if oversubscribed else LOOK_SECONDS
         self._channels = {
             other: Channel(_connection(place, other, self._limit))
             for other in range(place.ranks)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed
 
-from aiodist.bench.measure import Effort, Samples
+from aiodist.bench.measure import Repetitions, Samples
 from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.steps.bare import BareSum
 from benchmarks.steps.cases import ALONE, DDP_STEP, FLOOR, GLOO, OURS, StepCase
@@ -22,7 +22,7 @@ _WARM_STEPS = 3
 
 
 def measure_steps(
-    case: StepCase, rank: int, store: Any, effort: Effort, agree: Callable[[int], int]
+    case: StepCase, rank: int, store: Any, effort: Repetitions, agree: Callable[[int], int]
 ) -> Samples:
     """Train the same model over each backend by turns, and check that it learns the same.
 

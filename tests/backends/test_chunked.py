@@ -25,7 +25,7 @@ from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.groups import shm_collective
 from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.world import current_world
-from aiodist.shm.group_area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
+from aiodist.shm.group_area import CHUNK_BYTES, CHUNK_TAGS, OVERSUBSCRIBED_CHUNK_BYTES
 from aiodist.sync.coalescing import overlapped
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome
@@ -197,19 +197,21 @@ async def test_all_to_all_publishes_nothing_before_all_agree_on_block_lengths() 
     await run_ranks(2, main, "shm", timeout=20)
 
 
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("oversubscribed", [False, True])
 async def test_chunks_are_longer_where_ranks_outnumber_cores(
-    segment_bytes: Callable[[int], None], crowded: bool
+    segment_bytes: Callable[[int], None], oversubscribed: bool
 ) -> None:
     segment_bytes(48 << 20)
 
     async def main(rank: int) -> None:
         world = current_world()
-        world.endpoint.spin_policy.crowded = crowded
+        world.endpoint.spin_policy.oversubscribed = oversubscribed
         await meet()
         communicator = world.default_group().communicator
         assert communicator is not None
-        assert communicator.shape.chunk_bytes == (CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES)
+        assert communicator.shape.chunk_bytes == (
+            OVERSUBSCRIBED_CHUNK_BYTES if oversubscribed else CHUNK_BYTES
+        )
         mine = row(rank, 3 * COUNT)
         await dist.all_reduce(mine)
         assert (mine == reduced([row(r, 3 * COUNT) for r in range(2)])).all()
@@ -244,7 +246,7 @@ async def add_up(rank: int, size: int, count: int, op: dist.ReduceOp, calls: int
 
 
 @pytest.mark.parametrize(
-    ("size", "blocks", "crowded", "op"),
+    ("size", "blocks", "oversubscribed", "op"),
     [
         (3, 3, True, dist.ReduceOp.SUM),
         (3, 5, False, dist.ReduceOp.SUM),
@@ -257,18 +259,18 @@ async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
     chains: list[int],
     size: int,
     blocks: int,
-    crowded: bool,
+    oversubscribed: bool,
     op: dist.ReduceOp,
 ) -> None:
     segment_bytes(48 << 20)
 
     async def main(rank: int) -> None:
-        current_world().endpoint.spin_policy.crowded = crowded
+        current_world().endpoint.spin_policy.oversubscribed = oversubscribed
         await meet()
         await add_up(rank, size, blocks * COUNT, op, 4)
 
     await run_ranks(size, main, "shm", timeout=20)
-    assert set(chains) == (set(range(size)) if crowded and blocks > 3 else set())
+    assert set(chains) == (set(range(size)) if oversubscribed and blocks > 3 else set())
 
 
 @pytest.mark.parametrize(("segment", "chunk"), [(9 << 20, 512 << 10), (5 << 20, 128 << 10)])

@@ -238,7 +238,7 @@ ROUNDS = """
     from aiodist.p2p import spin_policy
 
     # Each rank polls until its peers are there, so that all calls take the cached path.
-    spin_policy.CROWDED_SECONDS = 20.0
+    spin_policy.OVERSUBSCRIBED_SECONDS = 20.0
     shm_exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, size = sys.argv[1], int(sys.argv[3])
@@ -320,7 +320,7 @@ DISAGREEING = """
     from aiodist.collectives import shm_exchange
     from aiodist.p2p import spin_policy
 
-    spin_policy.CROWDED_SECONDS = 20.0
+    spin_policy.OVERSUBSCRIBED_SECONDS = 20.0
     shm_exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, rank = sys.argv[1], int(sys.argv[2])

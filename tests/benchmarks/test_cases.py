@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.bench.cases import ITEMSIZE, MIB, OPERATIONS, SPLIT, size_text
-from aiodist.bench.measure import MOST_CALLS, Effort
+from aiodist.bench.measure import MOST_CALLS, Repetitions
 from benchmarks.cases import FULL, QUICK, STANDARD, Suite
 from benchmarks.placement import cores_of
 
@@ -39,7 +39,7 @@ def test_messages_between_two_ranks_are_measured_with_two() -> None:
 
 
 def test_effort_bounds_calls_and_rounds() -> None:
-    effort = Effort(budget=1.0, fewest=3, most=50)
+    effort = Repetitions(budget=1.0, fewest=3, most=50)
 
     assert [effort.rounds(seconds) for seconds in (0.0, 0.1, 10.0)] == [50, 10, 3]
     assert [effort.calls(seconds) for seconds in (0.0, 0.001, 10.0)] == [MOST_CALLS, 4, 1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.bench.cases import Case
-from aiodist.bench.measure import Effort, Samples, encode
+from aiodist.bench.measure import Repetitions, Samples, encode
 from benchmarks.mpi import MpiJobs
 from benchmarks.mpi_environment import (
     MpiEnvironment,
@@ -19,7 +19,7 @@ from benchmarks.mpi_environment import (
 from benchmarks.processes import RankFailedError
 
 CASES = [Case("all_reduce", 2, 4), Case("all_reduce", 2, 64)]
-EFFORT = Effort(0.5, 3, 9)
+EFFORT = Repetitions(0.5, 3, 9)
 
 
 def pretend(folder: Path, script: str, name: str = "mpich") -> MpiJobs:

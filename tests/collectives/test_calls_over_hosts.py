@@ -164,12 +164,12 @@ def test_hosts_with_pairs_broadcast_middle_sizes_by_one_rank_each(network, shape
     assert set(crossed) == senders
 
 
-@pytest.mark.parametrize(("crowded", "sent"), [(True, 1 << 20), (False, 256 << 10)])
+@pytest.mark.parametrize(("oversubscribed", "sent"), [(True, 1 << 20), (False, 256 << 10)])
 def test_hosts_whose_ranks_share_cores_broadcast_a_mebibyte_in_whole_messages(
-    network, crowded, sent
+    network, oversubscribed, sent
 ):
     shape = "aabbccdd"
-    topology = HostTopology(shape, crowded=crowded)
+    topology = HostTopology(shape, oversubscribed=oversubscribed)
     data = [np.full(1 << 20, rank + 1, "u1") for rank in range(8)]
     crossed = defaultdict(list)
 

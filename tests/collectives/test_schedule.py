@@ -63,7 +63,7 @@ class Seen:
 
     chunk_bytes = CHUNK
     slot_bytes = 0
-    crowded = False
+    oversubscribed = False
 
     def __init__(self, model: Model, rank: int) -> None:
         self.rank, self.size, self.depth = rank, model.size, model.depth

@@ -10,10 +10,10 @@ import pytest
 from aiodist.collectives import operations
 from aiodist.collectives.cost import COSTS
 from aiodist.collectives.select import (
-    CROWDED,
     KIB,
     MANY,
     MIB,
+    OVERSUBSCRIBED,
     RULES,
     SHARED_RULES,
     UNEVEN,
@@ -78,11 +78,11 @@ def test_rules_are_read_from_the_top_and_know_locality():
 @pytest.mark.parametrize(
     ("ranks", "nbytes", "locality", "algorithm"),
     [
-        (2, 4 * MIB + 1, CROWDED, "exchange"),
-        (3, 4 * MIB, CROWDED, "stripes"),
-        (3, 4 * MIB + 1, CROWDED, "chain"),
-        (6, 4 * MIB + 1, CROWDED, "chain"),
-        (7, 4 * MIB + 1, CROWDED, "stripes"),
+        (2, 4 * MIB + 1, OVERSUBSCRIBED, "exchange"),
+        (3, 4 * MIB, OVERSUBSCRIBED, "stripes"),
+        (3, 4 * MIB + 1, OVERSUBSCRIBED, "chain"),
+        (6, 4 * MIB + 1, OVERSUBSCRIBED, "chain"),
+        (7, 4 * MIB + 1, OVERSUBSCRIBED, "stripes"),
         (6, 4 * MIB + 1, None, "stripes"),
     ],
 )

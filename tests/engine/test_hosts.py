@@ -21,7 +21,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.collectives import calls
-from aiodist.collectives.select import CROWDED, PIECE, Choice, select
+from aiodist.collectives.select import OVERSUBSCRIBED, PIECE, Choice, select
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import SpinPolicy
@@ -98,7 +98,7 @@ async def test_results_where_ranks_share_cores(
     """``crowded_memory``: with the longer slots that ranks of such a host make."""
 
     def meet(policy: SpinPolicy, here: Sequence[int], *, have_cores: bool) -> None:
-        policy.crowded = crowded_memory and not have_cores
+        policy.oversubscribed = crowded_memory and not have_cores
 
     monkeypatch.setattr("aiodist.p2p.endpoint.own_cores", lambda: frozenset({0}))
     monkeypatch.setattr(SpinPolicy, "meet", meet)
@@ -108,7 +108,7 @@ async def test_results_where_ranks_share_cores(
     async def main(rank: int) -> None:
         topology = group().topology
         assert topology is not None
-        assert topology.locality == CROWDED
+        assert topology.locality == OVERSUBSCRIBED
         for length in (1, 5000, 40_000, 130_000, 260_000):
             for root in range(size):
                 data = np.full(length, rank, np.int32)

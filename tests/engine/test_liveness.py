@@ -142,7 +142,7 @@ def test_a_stopped_rank_is_lost_to_all_and_learns_it_when_it_comes_back(
         + """
     dist.barrier()
     from aiodist.groups.world import current_world
-    while rank != 1 and "barrier" not in current_world().endpoint._heartbeat.heard_of(1):
+    while rank != 1 and "barrier" not in current_world().endpoint._heartbeat.last_heartbeat_of(1):
         time.sleep(0.01)
     say("ready")
     if rank == 1:

@@ -207,13 +207,13 @@ async def test_ranks_that_agree_and_wait_for_a_late_one_say_so_once(
 ) -> None:
     """Each rank to each that it waits for; and nothing fails."""
     told: list[tuple[int, int]] = []
-    tell = Endpoint.tell_fingerprint
+    tell = Endpoint.send_fingerprint
 
     def note(endpoint: Endpoint, rank: int, *what: Any) -> None:
         told.append((endpoint.rank, rank))
         tell(endpoint, rank, *what)
 
-    monkeypatch.setattr(Endpoint, "tell_fingerprint", note)
+    monkeypatch.setattr(Endpoint, "send_fingerprint", note)
 
     async def main(rank: int) -> None:
         await dist.barrier()

@@ -25,7 +25,7 @@ Calls = list[Callable[[], None]]
 def group_of(work: Any, later: Calls, failed: list[DistError]) -> Any:
     """Return a group in which ``work`` is under way; its timers add to ``later``."""
     group: Any = SimpleNamespace(
-        _fail_lonely=lambda work: None,
+        _fail_without_senders=lambda work: None,
         _left={},
         _loop=SimpleNamespace(call_later=lambda _, call, *args: later.append(partial(call, *args))),
         _messenger=object(),

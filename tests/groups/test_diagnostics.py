@@ -18,15 +18,17 @@ from aiodist.groups.diagnostics import (
     unread_in_words,
 )
 from aiodist.groups.fingerprint import Fingerprint, differ_in_device_alone
-from aiodist.p2p.endpoint_events import Presence
+from aiodist.p2p.endpoint_events import StatusAnswer
 from aiodist.tensors import dtype_named
 from aiodist.wire.frames import COLLECTIVE, TENSOR, Frame, FrameType
 
-ELSEWHERE = Presence(False, "barrier(), operation 3", "is in no operation")
+ELSEWHERE = StatusAnswer(False, "barrier(), operation 3", "is in no operation")
 
 
 def test_missing_ranks_are_named_with_what_they_do() -> None:
-    missing = missing_of({1: ELSEWHERE, 2: Presence(True), 4: Presence(False, "", "is in recv()")})
+    missing = missing_of(
+        {1: ELSEWHERE, 2: StatusAnswer(True), 4: StatusAnswer(False, "", "is in recv()")}
+    )
     assert describe_missing(missing, []) == (
         "ranks 1, 4 did not enter it (rank 1 finished barrier(), operation 3 last, and is in no "
         "operation; rank 4 is in recv())"

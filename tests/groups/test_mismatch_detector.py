@@ -44,7 +44,7 @@ class Collective:
         self.sequence = sequence
         self.told = 0
 
-    def tell_awaited(self) -> None:
+    def announce_awaited(self) -> None:
         self.told += 1
 
 

@@ -11,11 +11,11 @@ import aiodist as dist
 from aiodist.groups import status_query
 from aiodist.groups.status_query import Answers, StatusQuery
 from aiodist.groups.world import current_world
-from aiodist.p2p.endpoint_events import Presence
+from aiodist.p2p.endpoint_events import StatusAnswer
 from aiodist.testing import run_ranks
 
-THERE = Presence(entered=True)
-ELSEWHERE = Presence(entered=False, last="barrier(), operation 3", now="is in no operation")
+THERE = StatusAnswer(entered=True)
+ELSEWHERE = StatusAnswer(entered=False, last="barrier(), operation 3", now="is in no operation")
 
 
 @pytest.fixture

@@ -86,14 +86,14 @@ class RankMemory:
     def could_share(self, members: Sequence[int]) -> bool:
         return True
 
-    def lay_out(self, area: int, *, patient: bool = True, chunk_bytes: int = 0) -> None:
+    def allocate_area(self, area: int, *, patient: bool = True, chunk_bytes: int = 0) -> None:
         pass
 
-    def look(self, area: int, members: Sequence[int]) -> list[GroupArea]:
+    def find_areas(self, area: int, members: Sequence[int]) -> list[GroupArea]:
         rank, segments = self._rank.number, self._rank.host.segments
         return [GroupArea(segment.seen_by(rank), SHAPE) for segment in segments]  # type: ignore[arg-type]
 
-    def is_settled(self, area: int) -> bool:
+    def has_answered(self, area: int) -> bool:
         return True
 
     def is_gone(self, rank: int) -> bool:
@@ -128,9 +128,9 @@ class RankEndpoint:
 
     def wake(self, rank: int, group: int) -> None:
         other = self._host.ranks[rank]
-        other.loop.call_soon(other.communicator.rung)
+        other.loop.call_soon(other.communicator.on_doorbell)
 
-    def tell_fingerprint(self, rank: int, group: int, sequence: int, meta: bytes) -> None:
+    def send_fingerprint(self, rank: int, group: int, sequence: int, meta: bytes) -> None:
         other = self._host.ranks[rank]
         other.loop.call_soon(other.engine.fingerprint_arrived, sequence, self.rank, meta)
 
@@ -224,7 +224,7 @@ class Rank:
                 self.loop.ready.popleft()()
             elif self.is_rung:
                 self.is_rung = False
-                self.communicator.rung()
+                self.communicator.on_doorbell()
             else:
                 self.scheduler.sleep_until(lambda: self.loop.ready or self.is_rung or condition())
 

@@ -63,7 +63,7 @@ def test_a_disagreement_is_noticed(block: int, clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
-        pytest.param(CollectiveContext, "tell_awaited", id="a sleeper tells nothing"),
+        pytest.param(CollectiveContext, "announce_awaited", id="a sleeper tells nothing"),
         pytest.param(GroupEngine, "disagreement", id="no slot is compared at the end"),
     ],
 )

@@ -165,7 +165,7 @@ class Loop:
         self._threads.point()
         self.events.append(lambda: None)  # a byte in the loop's own pipe
         self._threads.point()
-        self._handoff.recall()
+        self._handoff.wake_idle()
 
     def call_at(self, when: float, callback: Callable[[], object]) -> None:
         self._handoff.note_timer(when)

@@ -101,7 +101,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Points:
 
     monkeypatch.setattr(RingEnd, "__init__", make_end)
     monkeypatch.setattr(ProcessMemory, "read", read_between)
-    monkeypatch.setattr(SpinPolicy, "give_way", points)
+    monkeypatch.setattr(SpinPolicy, "yield_core", points)
     return points
 
 
@@ -274,8 +274,8 @@ def arm_without_another_look(receiver: ShmReceiver) -> bool:
     return True
 
 
-def overtaken_without_another_look(receiver: ShmReceiver) -> None:
-    """Do as `ShmReceiver.overtaken`, but do not look at the records behind the message of the stream."""
+def drain_without_another_look(receiver: ShmReceiver) -> None:
+    """Do as `ShmReceiver.drain_before_stream`, but do not look at the records behind the message of the stream."""
     while receiver._incoming is not None:
         receiver._go_on()
     while receiver._next(wanted=False):
@@ -288,9 +288,9 @@ def overtaken_without_another_look(receiver: ShmReceiver) -> None:
     [
         (ShmReceiver, "_sleep_if_waiting", sleep_without_another_look, BY_TURNS, SEVERAL),
         (ShmReceiver, "arm", arm_without_another_look, BY_TURNS, SEVERAL),
-        (ShmReceiver, "overtaken", overtaken_without_another_look, AT_RANDOM, SEVERAL),
+        (ShmReceiver, "drain_before_stream", drain_without_another_look, AT_RANDOM, SEVERAL),
         (RingWriter, "must_wake", lambda _: False, BY_TURNS, SEVERAL),
-        (DirectReceiver, "has_it_still", lambda _: True, AT_RANDOM, NEVER),
+        (DirectReceiver, "is_not_withdrawn", lambda _: True, AT_RANDOM, NEVER),
     ],
     ids=[
         "a receiver does not look again before it sleeps",

@@ -126,7 +126,7 @@ def test_a_lost_peer_in_the_error_of_a_callback_of_torch_is_a_consequence():
 
 
 @pytest.mark.parametrize(
-    ("error", "accused"),
+    ("error", "named_cause"),
     [
         ("StreamClosedError: rank 0 gave the stream up: ValueError: bad batch", 0),
         ("StreamClosedError: rank 0 has closed the stream: it receives no more", 0),
@@ -136,10 +136,10 @@ def test_a_lost_peer_in_the_error_of_a_callback_of_torch_is_a_consequence():
         ("CollectiveTimeoutError: barrier() timed out after 0.5 s on rank 1: it waits", 1),
     ],
 )
-def test_an_error_because_of_another_rank_is_a_consequence(error: str, accused: int) -> None:
+def test_an_error_because_of_another_rank_is_a_consequence(error: str, named_cause: int) -> None:
     trace = failure(f"Traceback (most recent call last):\naiodist.errors.{error}")
     assert trace.is_consequence()
-    assert trace.accused() == accused
+    assert trace.named_cause() == named_cause
 
 
 def test_the_text_of_a_timeout_says_which_rank_it_is_of() -> None:
@@ -148,7 +148,7 @@ def test_the_text_of_a_timeout_says_which_rank_it_is_of() -> None:
     trace = failure(
         f"Traceback (most recent call last):\naiodist.errors.CollectiveTimeoutError: {error}"
     )
-    assert trace.accused() == 1
+    assert trace.named_cause() == 1
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def grouped(*errors: Exception) -> Failure:
 def test_a_group_of_consequences_is_a_consequence() -> None:
     lost, revoked = PeerLostError("rank 2 is gone"), GroupRevokedError("rank 1 revoked it")
     nested = ExceptionGroup("inner", [lost])
-    assert grouped(lost).accused() == 2
-    assert grouped(revoked, nested).accused() == 1
+    assert grouped(lost).named_cause() == 2
+    assert grouped(revoked, nested).named_cause() == 1
     assert grouped(nested, ExceptionGroup("inner", [nested, revoked])).is_consequence()
     assert not grouped(lost, ValueError("own")).is_consequence()
     assert not grouped(ExceptionGroup("inner", [ValueError("own")]), lost).is_consequence()
@@ -204,7 +204,7 @@ def test_colours_do_not_hide_that_another_rank_is_the_cause():
     text = tail.text()
     assert "\x1b" not in text
     assert failure(text).is_consequence()
-    assert failure(text).accused() == 1
+    assert failure(text).named_cause() == 1
 
 
 def test_a_tail_keeps_whole_lines_of_the_end():

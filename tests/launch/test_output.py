@@ -158,8 +158,8 @@ def test_two_bars_take_turns(terminal):
 
 def test_settling_ends_the_open_line_once(file):
     file.put(0, b"open", b"")
-    file.screen.settle()
-    file.screen.settle()
+    file.screen.end_line()
+    file.screen.end_line()
     file.put(0, b"new")
     assert file.text() == b"[0] open\n[0] new\n"
 

@@ -130,12 +130,14 @@ async def make() -> AsyncIterator[Make]:
 
 def complete(rank: Rank, gone: list[int]) -> bool:
     """Whether it has heard of each of its neighbours."""
-    known = {other for other in range(rank.detector.size) if rank.detector.heard_of(other)}
+    known = {other for other in range(rank.detector.size) if rank.detector.last_heartbeat_of(other)}
     return known >= set(rank.neighbours(gone)) and not known & set(gone)
 
 
 def has_heard(rank: Rank, other: Rank) -> bool:
-    return rank.detector.heard_of(other.rank).endswith(f" s before the loss it {other.activity}")
+    return rank.detector.last_heartbeat_of(other.rank).endswith(
+        f" s before the loss it {other.activity}"
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -266,7 +268,7 @@ async def test_a_rank_that_leaves_does_not_wait_for_a_neighbour_that_is_gone(
     rank = Rank(1, 2, PATIENT)
     where = await rank.open()
     rank.meet([RankInfo(n, "host", "id", 1, (), where) for n in range(2)])
-    rank.detector.dismiss(0)
+    rank.detector.stop_watching(0)
     async with asyncio.timeout(scaled(30)):
         await rank.detector.leave()
 
@@ -337,7 +339,7 @@ async def test_another_process_may_take_a_lost_ranks_place(make: Make) -> None:
 async def test_a_newcomer_is_told_which_ranks_are_gone(make: Make) -> None:
     ranks = await make(5)
     ranks[1].die()
-    ranks[4].detector.dismiss(1)
+    ranks[4].detector.stop_watching(1)
     rest = [ranks[n] for n in (0, 2, 3)]
     await until(lambda: all(rank.reports for rank in rest))
     await until(lambda: all(complete(ranks[n], [1]) for n in (0, 2, 3, 4)))

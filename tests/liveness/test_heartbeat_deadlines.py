@@ -40,12 +40,12 @@ def test_a_watch_that_is_repeated_gives_no_more_time() -> None:
 def test_an_end_that_the_kernel_reports_shortens_the_time_and_a_beat_restores_it() -> None:
     deadlines = HeartbeatDeadlines(10, 1, 0)
     deadlines.watch(3, 0)
-    deadlines.hurry(3, 0.25)
+    deadlines.shorten(3, 0.25)
     assert deadlines.silent(0.2) == []
     assert deadlines.silent(0.25) == [3]
     deadlines.heard(3, 0.3)
     assert deadlines.silent(1) == []
-    deadlines.hurry(3, 100)
+    deadlines.shorten(3, 100)
     assert 3 in looks(deadlines, 2, 12)
 
 
@@ -75,6 +75,6 @@ def test_the_released_are_not_found() -> None:
     deadlines.release(3)
     deadlines.release(5)
     deadlines.heard(5, 0)
-    deadlines.hurry(5, 0)
+    deadlines.shorten(5, 0)
     assert 3 not in deadlines
     assert looks(deadlines, 1, 50) == {}

@@ -75,7 +75,7 @@ async def test_a_reason_that_is_noted_while_others_are_obeyed_is_kept() -> None:
     answering = Server(asked, None)
     try:
         note = answering._signalled.append  # of a thread that is about to call it
-        answering._obey_signals()
+        answering._handle_signals()
         note("a failure")
         assert list(answering._signalled) == ["a failure"]
     finally:

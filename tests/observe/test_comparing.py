@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.observe.comparing import stories
+from aiodist.observe.comparing import group_reports
 from tests.observe.made import NOW, SECOND, op, part
 
 
@@ -12,7 +12,7 @@ def test_the_rank_that_is_behind_and_the_first_operation_that_differs() -> None:
         1: part(1, op(0, "done"), op(1, "done"), op(2, waiting_for=[2])),
         2: part(2, op(0, "done")),
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.behind == (2,)
     assert story.first_difference == 1
     assert story.calls == {
@@ -28,7 +28,7 @@ def test_ranks_that_called_different_things() -> None:
         0: part(0, op(0, "failed", error="one text"), size=2),
         1: part(1, op(0, "failed", name="broadcast", error="another"), size=2),
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.disagreement == (
         "The ranks disagree about operation 0 of group 'g': rank 0 called all_reduce(2 x float32); "
         "rank 1 called broadcast(2 x float32)."
@@ -38,7 +38,7 @@ def test_ranks_that_called_different_things() -> None:
 
 def test_other_texts_for_the_same_failure_are_no_difference() -> None:
     parts = {rank: part(rank, op(0, "failed", error=f"on {rank}"), size=2) for rank in (0, 1)}
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.first_difference is None
 
 
@@ -47,7 +47,7 @@ def test_forgotten_operations_are_no_difference() -> None:
         0: part(0, op(0, "done"), op(1, "done"), size=2, started=2),
         1: part(1, op(1, "done"), size=2, started=2),
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.first_difference is None
     assert "do not differ" in str(story)
 
@@ -62,10 +62,10 @@ def test_a_difference_that_the_program_has_handled_is_past() -> None:
         rank: part(rank, differ[rank], op(1, "done", created=after), size=2, started=2)
         for rank in (0, 1)
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert (story.first_difference, story.disagreement) == (None, "")
     parts[0] = part(0, differ[0], op(1, "done", created=after), op(2, waiting_for=[1]), size=2)
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert (story.first_difference, story.behind) == (2, (1,))
 
 
@@ -74,7 +74,7 @@ def test_an_operation_that_was_called_before_the_difference_ended_makes_it_no_pa
         rank: part(rank, op(0, "failed", name=name), op(1, "done"), size=2)
         for rank, name in enumerate(("all_reduce", "broadcast"))
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.first_difference == 0
     assert "The ranks disagree about operation 0" in story.disagreement
 
@@ -91,7 +91,7 @@ def test_a_difference_that_no_rank_has_noticed_is_no_past() -> None:
         )
         for rank, name in enumerate(("all_reduce", "broadcast"))
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.first_difference == 0
 
 
@@ -100,5 +100,5 @@ def test_an_operation_in_progress_is_no_past() -> None:
         0: part(0, op(0, waiting_for=[1], created=NOW - 9 * SECOND), op(1, "done"), size=2),
         1: part(1, op(0, "done", created=NOW - 9 * SECOND), op(1, "done"), size=2),
     }
-    (story,) = stories(parts)
+    (story,) = group_reports(parts)
     assert story.first_difference == 0

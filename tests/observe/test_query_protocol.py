@@ -29,8 +29,8 @@ from aiodist.observe.query_protocol import (
     _AT_ONCE,
     LONGEST_ANSWER,
     LONGEST_QUESTION,
+    JobCredentials,
     Line,
-    Trust,
     all_at_once,
     ask_all,
     ask_here,
@@ -93,7 +93,7 @@ async def test_a_rank_answers_here_and_there() -> None:
     one, two = observer(0), observer(1)
     with answering(one, two) as (server, _):
         here = await elsewhere(ask_here, place(one).name, {"ask": "part"}, 5)
-        there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
+        there = await elsewhere(ask_there, server.address, one.credentials, {"ask": "part"}, 5)
         assert decode_report(here).identity == decode_report(there).identity == one.identity
         ranks = await elsewhere(ask_here, place(one).name, {"ask": "ranks"}, 5)
         assert json.loads(ranks)[1]["host"] == "host there"
@@ -103,20 +103,25 @@ async def test_a_question_without_the_key_gets_no_answer() -> None:
     one = observer(0)
     with answering(one) as (server,):
         with pytest.raises(HandshakeError):
-            await elsewhere(ask_there, server.address, Trust(b"another" * 5), {"ask": "part"}, 5)
-        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+            await elsewhere(
+                ask_there, server.address, JobCredentials(b"another" * 5), {"ask": "part"}, 5
+            )
+        assert await elsewhere(ask_there, server.address, one.credentials, {"ask": "clock"}, 5)
 
 
 async def test_by_tls_where_the_job_has_certificates() -> None:
     one = observer(0, environ=tls_environ())
-    others = [Trust(one.trust.key), Trust(one.trust.key, tls_files("another job's"))]
+    others = [
+        JobCredentials(one.credentials.key),
+        JobCredentials(one.credentials.key, tls_files("another job's")),
+    ]
     with answering(one) as (server,):
-        there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
+        there = await elsewhere(ask_there, server.address, one.credentials, {"ask": "part"}, 5)
         assert decode_report(there).identity == one.identity
-        for trust in others:  # they know the key, and that is not enough
+        for credentials in others:  # they know the key, and that is not enough
             with pytest.raises((OSError, EOFError)):
-                await elsewhere(ask_there, server.address, trust, {"ask": "clock"}, 5)
-        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+                await elsewhere(ask_there, server.address, credentials, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.credentials, {"ask": "clock"}, 5)
 
 
 async def test_an_eavesdropper_reads_nothing() -> None:
@@ -139,7 +144,7 @@ async def test_an_eavesdropper_reads_nothing() -> None:
     with answering(one) as (server,), socket.create_server(("127.0.0.1", 0)) as listener:
         relaying = asyncio.create_task(elsewhere(between, listener, server.address))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        told = await elsewhere(ask_there, address, one.trust, {"ask": "ranks"}, 5)
+        told = await elsewhere(ask_there, address, one.credentials, {"ask": "ranks"}, 5)
         await relaying
     assert b"host there" in told
     assert b"host there" not in b"".join(passed)
@@ -150,7 +155,7 @@ async def test_closing_ends_a_connection_that_is_secured() -> None:
     one = observer(0, environ=tls_environ())
 
     def hang_on(address: str, connected_now: threading.Event) -> None:
-        with connected(address, one.trust, 30) as line:
+        with connected(address, one.credentials, 30) as line:
             connected_now.set()
             line.receive(LONGEST_ANSWER)
 
@@ -175,7 +180,7 @@ async def test_an_answer_without_the_key_is_refused() -> None:
         heard = asyncio.create_task(asyncio.to_thread(impostor))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(HandshakeError):
-            await elsewhere(ask_there, address, Trust(KEY), {"ask": "part"}, 5)
+            await elsewhere(ask_there, address, JobCredentials(KEY), {"ask": "part"}, 5)
         assert await heard == b""
 
 
@@ -201,7 +206,7 @@ async def test_garbage_ends_the_connection_and_the_next_question_is_answered(
     with answering(one) as (server,):
         # At most a nonce and a proof, which say nothing to those without the key.
         assert len(await elsewhere(stranger, server.address)) <= 64
-        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.credentials, {"ask": "clock"}, 5)
 
 
 async def ask_in_vain(question: bytes) -> None:
@@ -209,14 +214,14 @@ async def ask_in_vain(question: bytes) -> None:
     one = observer(0)
 
     def ask(address: str) -> bytes:
-        with connected(address, one.trust, 5) as line:
+        with connected(address, one.credentials, 5) as line:
             line.tell(question)
             return line.receive(LONGEST_ANSWER)
 
     with answering(one) as (server,):
         with pytest.raises((EOFError, ConnectionError)):
             await elsewhere(ask, server.address)
-        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.credentials, {"ask": "clock"}, 5)
 
 
 @pytest.mark.parametrize(

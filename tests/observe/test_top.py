@@ -15,7 +15,7 @@ import pytest
 
 from aiodist.commands.main import main as aiodist
 from aiodist.commands.terminal import Frames, has_colours
-from aiodist.commands.top import Picture
+from aiodist.commands.top import Snapshot
 from aiodist.observe.load import RankLoad
 from aiodist.observe.rank_report import Identity
 from aiodist.observe.usage import Usage
@@ -103,24 +103,26 @@ def test_a_signal_that_ends_the_command_gives_the_terminal_back(
 
 @pytest.mark.parametrize(("size", "shown"), [(1, "1 rank"), (2, "2 ranks")])
 def test_the_heading_counts_the_ranks(size: int, shown: str) -> None:
-    heading = Picture("here", size, 1.0, {}, {}, {}).lines(None, colours=False)[0]
+    heading = Snapshot("here", size, 1.0, {}, {}, {}).lines(None, colours=False)[0]
     assert heading.startswith(f"job here: {shown}, ")
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     job = "9b2d6a1e-6c1f-4f57-9d0e-0a8f5d0f3c11-97327738"  # a launcher's own name
-    picture = Picture(job, 1, 1.0, {}, {}, {0: "process 14908 has ended"})
-    assert max(map(len, picture.lines(80, colours=False))) == 80
-    narrow = picture.lines(10, colours=False)
+    snapshot = Snapshot(job, 1, 1.0, {}, {}, {0: "process 14908 has ended"})
+    assert max(map(len, snapshot.lines(80, colours=False))) == 80
+    narrow = snapshot.lines(10, colours=False)
     assert max(map(len, narrow)) == 10
     assert narrow[-2:] == ["Rank 0: no", "answer."]  # which is not cut
 
 
 def test_a_terminal_too_low_for_all_ranks_shows_the_silent_ones_and_the_conclusion() -> None:
-    picture = Picture("here", 64, 1.0, {}, {}, dict.fromkeys(range(64), "process 14908 has ended"))
-    whole = picture.lines(80, colours=False)
-    assert picture.lines(80, len(whole), colours=False)[1:] == whole[1:]
-    low = picture.lines(80, 24, colours=False)
+    snapshot = Snapshot(
+        "here", 64, 1.0, {}, {}, dict.fromkeys(range(64), "process 14908 has ended")
+    )
+    whole = snapshot.lines(80, colours=False)
+    assert snapshot.lines(80, len(whole), colours=False)[1:] == whole[1:]
+    low = snapshot.lines(80, 24, colours=False)
     assert len(low) == 24
     assert low[-3:] == ["and 46 more ranks", "", "Ranks 0-63: no answer."]
 
@@ -134,12 +136,12 @@ def test_a_terminal_too_low_for_all_ranks_shows_the_slowest() -> None:
     usages = {rank: usage(rank, 64) for rank in range(64)}
     idle = RankLoad(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, is_sample=False)
     busy = {rank: replace(idle, holds_up=float(rank == 50)) for rank in range(64)}
-    picture = Picture("here", 64, 1.0, usages, busy, {})
-    low = picture.lines(80, 10, colours=False)
+    snapshot = Snapshot("here", 64, 1.0, usages, busy, {})
+    low = snapshot.lines(80, 10, colours=False)
     assert [line.split()[0] for line in low[3:7]] == ["0", "1", "2", "50"]
     assert low[7:] == ["and 60 more ranks", "", low[-1]]
     assert low[-1].startswith("Rank 50 is the slowest")
-    assert [line[:2] for line in picture.lines(80, 2, colours=False)[3:5]] == ["50", "an"]
+    assert [line[:2] for line in snapshot.lines(80, 2, colours=False)[3:5]] == ["50", "an"]
 
 
 def test_a_file_gets_one_picture_below_the_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from aiodist.observe.recorder import Operation
 from aiodist.observe.report_text import overview, sentences
 from aiodist.observe.text_table import ranks
-from aiodist.observe.wait_graph import judge
+from aiodist.observe.wait_graph import diagnose
 from tests.observe.made import NOW, SECOND, op, part
 
 
@@ -20,14 +20,14 @@ def test_the_rank_that_has_not_entered_is_to_blame_not_the_neighbour_in_the_ring
         1: part(1, op(0, "done"), op(1, waiting_for=[0])),  # misses a message of 0, which waits too
         2: part(2, op(0, "done"), place="train.py:33 in step"),
     }
-    verdict = judge(parts)
-    assert verdict.roots == (2,)
-    assert verdict.cycles == ()
-    assert [(wait.rank, wait.on, wait.absent) for wait in verdict.waits] == [
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == (2,)
+    assert diagnosis.cycles == ()
+    assert [(wait.rank, wait.on, wait.absent) for wait in diagnosis.waits] == [
         (0, (2,), True),
         (1, (2,), True),
     ]
-    assert sentences(verdict, parts, {}) == [
+    assert sentences(diagnosis, parts, {}) == [
         "Ranks 0, 1 wait for rank 2, which has not entered all_reduce(2 x float32) (operation 1 of "
         "'g'), has last finished all_reduce(2 x float32) (operation 0 of 'g') and is at "
         "train.py:33 in step."
@@ -40,10 +40,10 @@ def test_blame_follows_messages_to_the_end() -> None:
         1: part(1, op(0, name="recv", peer=2, waiting_for=[2])),
         2: part(2),
     }
-    verdict = judge(parts)
-    assert verdict.roots == (2,)
-    assert verdict.reach[2] == {0, 1}
-    (told,) = sentences(verdict, parts, {})
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == (2,)
+    assert diagnosis.reach[2] == {0, 1}
+    (told,) = sentences(diagnosis, parts, {})
     assert told.startswith("Ranks 0, 1 wait for rank 2, which is waited for in recv(from rank 2")
 
 
@@ -53,10 +53,10 @@ def test_ranks_that_wait_for_each_other_are_a_cycle() -> None:
         1: part(1, op(0, name="recv", peer=0, waiting_for=[0])),
         2: part(2, op(0, name="recv", peer=0, waiting_for=[0])),
     }
-    verdict = judge(parts)
-    assert verdict.roots == ()
-    assert verdict.cycles == ((0, 1),)
-    (told,) = sentences(verdict, parts, {})
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == ()
+    assert diagnosis.cycles == ((0, 1),)
+    (told,) = sentences(diagnosis, parts, {})
     assert told.startswith(
         "Ranks 0, 1 wait for each other (0 -> 1 -> 0): rank 0 in recv(from rank 1"
     )
@@ -67,7 +67,7 @@ def test_two_cycles_are_both_told() -> None:
         rank: part(rank, op(0, name="recv", peer=rank ^ 1, waiting_for=[rank ^ 1]), size=4)
         for rank in range(4)
     }
-    assert judge(parts).cycles == ((0, 1), (2, 3))
+    assert diagnose(parts).cycles == ((0, 1), (2, 3))
 
 
 def test_groups_entered_in_another_order_are_a_cycle() -> None:
@@ -75,8 +75,8 @@ def test_groups_entered_in_another_order_are_a_cycle() -> None:
         0: part(0, op(0, group="g", waiting_for=[1]), size=2, started=1),
         1: part(1, op(0, group="h", waiting_for=[0]), size=2, started=0),
     }
-    verdict = judge(parts)
-    assert verdict.cycles == ((0, 1),)
+    diagnosis = diagnose(parts)
+    assert diagnosis.cycles == ((0, 1),)
 
 
 def test_a_collective_that_all_are_in_is_in_progress_and_blames_no_rank() -> None:
@@ -84,7 +84,7 @@ def test_a_collective_that_all_are_in_is_in_progress_and_blames_no_rank() -> Non
         0: part(0, op(0, waiting_for=[1]), size=2),
         1: part(1, op(0, waiting_for=[0]), size=2),
     }
-    (told,) = sentences(judge(parts), parts, {})
+    (told,) = sentences(diagnose(parts), parts, {})
     assert told.startswith("All its ranks are in all_reduce")
 
 
@@ -93,9 +93,9 @@ def test_a_rank_whose_loop_is_stuck_is_the_root_whatever_it_waits_for() -> None:
         0: part(0, op(0, waiting_for=[1]), size=2),
         1: part(1, op(0, waiting_for=[0]), size=2, stuck=0.5, place="train.py:9 in compute"),
     }
-    verdict = judge(parts)
-    assert verdict.roots == (1,)
-    (told,) = sentences(verdict, parts, {})
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == (1,)
+    (told,) = sentences(diagnosis, parts, {})
     assert "is at train.py:9 in compute, its event loop has not turned for 0.5 s" in told
 
 
@@ -105,9 +105,9 @@ def test_unawaited_and_any_source_receives_wait_for_no_rank() -> None:
         1: part(1, op(0, name="recv", waiting_for=[0, 2])),
         2: part(2),
     }
-    verdict = judge(parts)
-    assert verdict.waits == ()
-    assert sentences(verdict, parts, {}) == ["No rank waits for another."]
+    diagnosis = diagnose(parts)
+    assert diagnosis.waits == ()
+    assert sentences(diagnosis, parts, {}) == ["No rank waits for another."]
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:
@@ -116,14 +116,14 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
         1: part(1, op(0, waiting_for=[0])),
     }
     silent = {2: "stopped by a signal"}
-    verdict = judge(parts)
-    assert verdict.roots == (2,)
-    (told,) = sentences(verdict, parts, silent)
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == (2,)
+    (told,) = sentences(diagnosis, parts, silent)
     assert told.startswith(
         "Ranks 0, 1 wait for rank 2, which does not answer (stopped by a signal)"
     )
     lonely = {0: part(0)}
-    assert sentences(judge(lonely), lonely, silent) == [
+    assert sentences(diagnose(lonely), lonely, silent) == [
         "Rank 2 does not answer (stopped by a signal)."
     ]
 
@@ -133,9 +133,9 @@ def test_a_failed_operation_still_names_its_peers() -> None:
         0: part(0, op(0, "failed", waiting_for=[1], error="CollectiveTimeoutError: late"), size=2),
         1: part(1, size=2),
     }
-    verdict = judge(parts)
-    assert verdict.roots == (1,)
-    assert "(failed)" in overview(verdict, parts, {})
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == (1,)
+    assert "(failed)" in overview(diagnosis, parts, {})
 
 
 @pytest.mark.parametrize("remembers", [True, False])
@@ -147,12 +147,12 @@ def test_a_rank_that_has_left_the_group_is_not_behind_in_it(remembers: bool) -> 
         1: part(1, op(0, "done")),
         2: part(2, op(0, "done"), op(1, name="reduce", waiting_for=[1])),
     }
-    verdict = judge(parts)
-    assert verdict.roots == (1,)
-    assert verdict.waits[0].absent
+    diagnosis = diagnose(parts)
+    assert diagnosis.roots == (1,)
+    assert diagnosis.waits[0].absent
     # Another rank without the group is missed: it has never had it.
     parts[2] = part(2, op(0, "done"), op(1, name="reduce", waiting_for=[0]))
-    assert judge(parts).roots == ((1,) if remembers else (0, 1))
+    assert diagnose(parts).roots == ((1,) if remembers else (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_a_rank_that_has_gone_on_after_a_failure_waits_no_longer(
 ) -> None:
     failed = op(0, "failed", name="recv", peer=1, waiting_for=[1], created=NOW - 3 * SECOND)
     parts = {0: part(0, failed, later), 1: part(1), 2: part(2)}
-    assert any(1 in wait.on and wait.operation is failed for wait in judge(parts).waits) is waits
+    assert any(1 in wait.on and wait.operation is failed for wait in diagnose(parts).waits) is waits
     at_once = op(0, "failed", waiting_for=[1], created=NOW - SECOND - SECOND * 3 // 4)
-    assert judge({0: part(0, at_once, later), 1: part(1)}).waits[0].operation is at_once
+    assert diagnose({0: part(0, at_once, later), 1: part(1)}).waits[0].operation is at_once
 
 
 def test_the_table_has_a_line_for_every_rank() -> None:
@@ -180,7 +180,7 @@ def test_the_table_has_a_line_for_every_rank() -> None:
         0: part(0, op(0, waiting_for=[1])),
         1: part(1, place="train.py:5 in f"),
     }
-    head, *lines = overview(judge(parts), parts, {2: "gone"}).splitlines()
+    head, *lines = overview(diagnose(parts), parts, {2: "gone"}).splitlines()
     assert head.split() == ["rank", "process", "waits", "for", "since", "in", "stands"]
     assert lines[0].startswith("0     100 on here  1 to enter  3.0 s  all_reduce")
     assert " ".join(lines[1].split()) == "1 101 on here no rank no operation yet at train.py:5 in f"
@@ -208,7 +208,7 @@ def test_the_operations_of_a_program_that_polls_are_read_once_and_not_once_for_e
     def reads(failures: int) -> int:
         polls = (op(i, "failed", waiting_for=[1], name="recv", peer=1) for i in range(failures))
         operations = CountingReads(polls)
-        judge({0: replace(part(0), operations=operations), 1: part(1)})
+        diagnose({0: replace(part(0), operations=operations), 1: part(1)})
         return operations.reads
 
     assert reads(50) == reads(1)

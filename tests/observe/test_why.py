@@ -23,7 +23,7 @@ from aiodist.groups.world import current_world
 from aiodist.observe import asking
 from aiodist.observe.asking import Place, ask_job, choose_job, jobs_here
 from aiodist.observe.server import Server
-from aiodist.observe.wait_graph import judge
+from aiodist.observe.wait_graph import diagnose
 from aiodist.testing import run_ranks
 from tests.limits import scaled
 from tests.observe.conftest import Job, needs_gil
@@ -66,8 +66,8 @@ async def test_a_rank_is_asked_while_its_loop_is_stuck() -> None:
             asked = pool.submit(lambda: ask_job(job, jobs_here()[job], 10))
             answers = asked.result()  # blocks the loop of both ranks
         assert sorted(answers.parts) == [0, 1]
-        verdict = judge(answers.parts)
-        assert verdict.waits == ()
+        diagnosis = diagnose(answers.parts)
+        assert diagnosis.waits == ()
         assert all(part.standpoint.stuck > 0 for part in answers.parts.values())
         assert "test_why.py" in answers.parts[0].standpoint.place
         (recv,) = answers.parts[1].running()
@@ -140,7 +140,7 @@ def test_a_stopped_rank_is_named_within_the_bound_and_sigusr1_dumps_all_ranks(
     os.kill(places[0].pid, signal.SIGUSR1)  # one is signalled, both dump; one of them computes
     dump = job.dumped(2)
     assert dump.silent == {}
-    assert judge(dump.parts).roots == (1,)
+    assert diagnose(dump.parts).roots == (1,)
     assert "SIGUSR1 came to rank 0" in dump.parts[1].reason
 
 
@@ -170,7 +170,7 @@ def test_the_rank_to_blame_dumps_too_though_it_never_hears_of_the_failure(
     job = start(LATE, 2)
     dump = job.dumped(2)
     assert dump.silent == {}
-    assert judge(dump.parts).roots == (1,)
+    assert diagnose(dump.parts).roots == (1,)
     assert "script.py:" in dump.parts[1].standpoint.place
     assert "timed out" in dump.parts[1].reason
 

@@ -121,7 +121,7 @@ class Side:
     def status_queried(self, peer: Peer, frame: Frame) -> None:
         raise AssertionError("no roll is called here")
 
-    status_answered = cast_out = status_queried
+    status_answered = loss_notice_arrived = status_queried
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         self.lost.append(error)

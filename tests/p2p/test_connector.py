@@ -79,13 +79,13 @@ async def test_a_process_that_takes_connections_and_answers_late_is_no_lost_rank
 ) -> None:
     monkeypatch.setattr(connector, "HANDSHAKE_SECONDS", 0.05)
     monkeypatch.setattr(connector, "_LONGEST_HANDSHAKE", 0.15)
-    introduce, limits = connector.introduce, []
+    authenticate, limits = connector.authenticate, []
 
     async def noted(link: Link, rank: int, seconds: float) -> None:
         limits.append(seconds)
-        await introduce(link, rank, seconds)
+        await authenticate(link, rank, seconds)
 
-    monkeypatch.setattr(connector, "introduce", noted)
+    monkeypatch.setattr(connector, "authenticate", noted)
     meeting = Meeting(InprocTransport(InprocHub()))
     meeting.answers = lambda number: number >= 3
     endpoint = await meeting.open()

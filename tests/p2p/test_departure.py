@@ -86,7 +86,7 @@ class Heartbeat:
 
     def meet(self, rank_infos: object, key: bytes) -> None: ...
 
-    def heard_of(self, rank: int) -> str:
+    def last_heartbeat_of(self, rank: int) -> str:
         return ""
 
     async def close(self) -> None: ...
@@ -340,11 +340,11 @@ async def test_the_only_stream_ends_before_the_goodbye_comes_by_heartbeat(
     ((_, stream),) = met.streams
     stream.abort()
     peer = met.endpoint.peer(1)
-    await until(lambda: bool(peer.doubt or met.events.lost))
+    await until(lambda: bool(peer.suspicion or met.events.lost))
     heartbeat.report_departure(1, peer.rank_info.mark)
     assert met.events.lost == []
-    assert peer.doubt is not None
-    peer.doubt._look()  # its time is up
+    assert peer.suspicion is not None
+    peer.suspicion._look()  # its time is up
     assert met.events.lost == [(1, True)]
     await met.endpoint.close()
 

@@ -59,7 +59,7 @@ def test_a_source_that_can_progress_does_so_at_once_and_is_dropped() -> None:
     rank = Rank()
     sources = [FakeProgressSource(3, 3), FakeProgressSource(5, 5)]
     for source in sources:
-        rank.shm_progress.enlist(source)
+        rank.shm_progress.activate(source)
         assert not source.must
         assert source.rests
     rests = [source.rests for source in sources]
@@ -71,7 +71,7 @@ def test_a_source_that_can_progress_does_so_at_once_and_is_dropped() -> None:
 def test_a_waiting_source_sleeps_at_once_where_ranks_share_cores() -> None:
     rank = Rank()
     source = FakeProgressSource(2, 3)
-    rank.shm_progress.enlist(source)
+    rank.shm_progress.activate(source)
     assert (source.must, source.rests, source.looks) == (1, 1, 1)
     source.can = 1
     rank.shm_progress.work()
@@ -86,14 +86,14 @@ def test_progress_spins_for_the_next_piece_where_each_rank_has_a_core() -> None:
         source.can = source.must
 
     source.on_look = come  # while it looks
-    rank.shm_progress.enlist(source)
+    rank.shm_progress.activate(source)
     assert not source.must
 
 
 def test_looking_ends() -> None:
     rank = Rank(active=True)
     source = FakeProgressSource(1, 2)
-    rank.shm_progress.enlist(source)
+    rank.shm_progress.activate(source)
     assert source.rests == 1
     assert source.looks > 1
 
@@ -101,7 +101,7 @@ def test_looking_ends() -> None:
 def test_the_loop_gets_its_turn_in_the_middle() -> None:
     rank = Rank()
     source = FakeProgressSource(1 << 40, 1 << 40)
-    rank.shm_progress.enlist(source)
+    rank.shm_progress.activate(source)
     first = source.must
     assert source.rests == 0
     assert rank.run_soon() == 1
@@ -119,9 +119,9 @@ def test_a_source_added_during_progress_makes_progress_too() -> None:
     class First(FakeProgressSource):
         def step(self) -> bool:
             if self.can == 1:
-                rank.shm_progress.enlist(second)
+                rank.shm_progress.activate(second)
                 assert second.must == 4  # not by recursion
             return super().step()
 
-    rank.shm_progress.enlist(First(2, 2))
+    rank.shm_progress.activate(First(2, 2))
     assert not second.must

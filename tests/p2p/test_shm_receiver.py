@@ -26,7 +26,7 @@ from aiodist.shm.message_ring import (
     RingWriter,
 )
 from aiodist.shm.shared_memory import SharedMemory
-from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, FrameType, ShortHeads, decode
+from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, FrameType, ShortHeaders, decode
 from tests.p2p.conftest import SetClock
 from tests.p2p.pairs import Pair, Side, content
 
@@ -685,7 +685,7 @@ def test_the_loop_has_its_turn_in_a_flood_of_short_messages(pair: Pair) -> None:
 
 def test_a_short_message_is_taken_without_a_receive(pair: Pair) -> None:
     def take(key: tuple[int, int, int]) -> bytes | None:
-        return pair.b.peer.shm_receiver.take_short(ShortHeads(key))
+        return pair.b.peer.shm_receiver.take_short(ShortHeaders(key))
 
     assert take(TAG) is None
     pair.a.send(TAG, b"1", b"")

@@ -182,11 +182,11 @@ def test_where_ranks_share_cores_polling_yields_and_finally_sleeps(monkeypatch) 
     monkeypatch.setattr(module, "sleep", sleeps.append)
     spin_policy = SpinPolicy(lambda _: None)
     for times in range(100):
-        spin_policy.give_way(times)
+        spin_policy.yield_core(times)
     assert (len(yields), len(sleeps)) == (100, 0)
-    spin_policy.crowded = True
+    spin_policy.oversubscribed = True
     for times in range(100):
-        spin_policy.give_way(times)
+        spin_policy.yield_core(times)
     assert 0 < len(yields) - 100 < 50
     assert len(yields) - 100 + len(sleeps) == 100
     assert max(sleeps) < 1e-4

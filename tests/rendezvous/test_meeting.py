@@ -23,7 +23,7 @@ from aiodist.errors import (
     InvalidUsageError,
     StoreTimeoutError,
 )
-from aiodist.rendezvous import Rendezvous, attendance, meeting, meeting_stores, rendezvous
+from aiodist.rendezvous import Rendezvous, loss_watch, meeting, meeting_stores, rendezvous
 from aiodist.rendezvous.meeting_plan import Master
 from aiodist.store import MemoryStore, PrefixStore, Store, TcpStoreServer, is_waiting
 from tests.limits import scaled, until
@@ -256,7 +256,7 @@ async def test_a_server_that_goes_away_for_good(port: int) -> None:
 
 
 async def test_two_of_one_rank(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attendance, "_END_SECONDS", 0.01)
+    monkeypatch.setattr(loss_watch, "_END_SECONDS", 0.01)
     url = f"tcp://127.0.0.1:{port}"
     async with await TcpStoreServer.start("127.0.0.1", port) as server:
         first = asyncio.create_task(meet(url, 1, 3))
@@ -292,7 +292,7 @@ async def test_the_next_one_of_a_rank_whose_meeting_ends_meanwhile() -> None:
     await store.set("gen1/exchange/1", b"")
     place = meeting_stores.MeetingStore(store, "here", store.close, once=True)
     assert await is_waiting(PrefixStore("gen1", store), 1)
-    await attendance.check_alone(place, PrefixStore("gen2", store), 1)
+    await loss_watch.check_alone(place, PrefixStore("gen2", store), 1)
     assert not await is_waiting(PrefixStore("gen1", store), 1)
 
 

@@ -272,7 +272,7 @@ def test_a_segment_too_small_for_a_ring_to_each_rank_has_none() -> None:
     memories = met(40, 1 << 20)
     try:
         assert memories[1].ring_writer_to(0) is None
-        memories[1].lay_out(7)
-        assert isinstance(memories[1].look(7, [1]), list)
+        memories[1].allocate_area(7)
+        assert isinstance(memories[1].find_areas(7, [1]), list)
     finally:
         close(memories)

@@ -127,10 +127,10 @@ def close(memories: list[SharedMemory]) -> None:
 def test_members_find_each_others_areas_when_all_have_laid_them_out() -> None:
     memories = met(3)
     for memory in memories[:2]:
-        memory.lay_out(7)
-        assert memory.look(7, [0, 1, 2]) is None
-    memories[2].lay_out(7)
-    found = [memory.look(7, [0, 1, 2]) for memory in memories]
+        memory.allocate_area(7)
+        assert memory.find_areas(7, [0, 1, 2]) is None
+    memories[2].allocate_area(7)
+    found = [memory.find_areas(7, [0, 1, 2]) for memory in memories]
     areas = []
     for each in found:
         assert isinstance(each, list)
@@ -146,9 +146,9 @@ def test_one_without_room_is_one_too_few_for_all() -> None:
     number = 0
     while True:
         number += 1
-        memories[1].lay_out(number)
-        memories[0].lay_out(number)
-        answers = [memory.look(number, [0, 1]) for memory in memories]
+        memories[1].allocate_area(number)
+        memories[0].allocate_area(number)
+        answers = [memory.find_areas(number, [0, 1]) for memory in memories]
         if isinstance(answers[0], str):
             break
     assert number > 2
@@ -167,8 +167,8 @@ def test_a_peer_that_cannot_be_mapped_is_left_out_by_all() -> None:
     memories[2].meet(descriptions)
     assert not memories[0].could_share([0, 2])
     assert memories[0].could_share([0, 1])
-    assert memories[1].look(1, [0, 1, 2]) == "rank 0 cannot map the memory of rank 2"
-    assert memories[2].look(1, [0, 1, 2]) == "rank 0 cannot map the memory of rank 2"
+    assert memories[1].find_areas(1, [0, 1, 2]) == "rank 0 cannot map the memory of rank 2"
+    assert memories[2].find_areas(1, [0, 1, 2]) == "rank 0 cannot map the memory of rank 2"
     close(memories)
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_was_replaced_shares_no_more() -> None:
     memories = met(2)
     memories[0].forget(1)
     assert not memories[0].could_share([0, 1])
-    assert memories[1].look(1, [0, 1]) == "rank 0 cannot map the memory of rank 1"
+    assert memories[1].find_areas(1, [0, 1]) == "rank 0 cannot map the memory of rank 1"
     close(memories)
 
 

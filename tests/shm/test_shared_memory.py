@@ -23,10 +23,10 @@ def share(memories: list[SharedMemory], area: int) -> list[list[GroupArea]]:
     """Each one's view of the areas of all, which find room."""
     ranks = range(len(memories))
     for memory in memories:
-        memory.lay_out(area)
+        memory.allocate_area(area)
     found = []
     for memory in memories:
-        areas = memory.look(area, ranks)
+        areas = memory.find_areas(area, ranks)
         assert isinstance(areas, list), areas
         found.append(areas)
     return found
@@ -39,10 +39,10 @@ def test_ranks_of_high_numbers_share_memory() -> None:
     told = {rank: memory.description for rank, memory in memories.items()}
     for memory in memories.values():
         memory.meet(told)
-        memory.lay_out(7)
+        memory.allocate_area(7)
     for memory in memories.values():
         assert memory.could_share(ranks)
-        assert isinstance(memory.look(7, ranks), list)
+        assert isinstance(memory.find_areas(7, ranks), list)
     close(list(memories.values()))
 
 
@@ -84,13 +84,13 @@ def test_sharing_comes_back_after_more_groups_at_once_than_can_be_listed(
     before = memories[0].pages.left
     many = range(1, entries + 50)
     for number in many:
-        memories[0].lay_out(number)
+        memories[0].allocate_area(number)
     for number in (1, *many[:0:-1]):  # in another order: each rank refuses others
-        memories[1].lay_out(number)
-    told = [[memory.look(number, BOTH) for memory in memories] for number in many]
+        memories[1].allocate_area(number)
+    told = [[memory.find_areas(number, BOTH) for memory in memories] for number in many]
     assert all(isinstance(first, str) == isinstance(second, str) for first, second in told)
     for order in (BOTH, BOTH[::-1]):
-        why = [memories[0].look(number, order) for number in many]
+        why = [memories[0].find_areas(number, order) for number in many]
         assert f"rank {order[0]} had too many groups at once" in why
     assert isinstance(told[0][0], list)
     for memory in memories:
@@ -113,17 +113,19 @@ def test_no_area_is_freed_while_a_member_may_read_it() -> None:
     before = memories[0].pages.left
     share(memories, 1)
     memories[0].release_area(1, BOTH, all_listed=True)
-    memories[0].lay_out(2)
-    memories[0].lay_out(3)
+    memories[0].allocate_area(2)
+    memories[0].allocate_area(3)
     kept = memories[0].pages.left
-    assert isinstance(memories[1].look(1, BOTH), list), "a member that comes later still finds it"
+    assert isinstance(memories[1].find_areas(1, BOTH), list), (
+        "a member that comes later still finds it"
+    )
     memories[1].release_area(1, BOTH, all_listed=True)
     for number in (2, 3):
-        memories[1].lay_out(number)
+        memories[1].allocate_area(number)
         for memory in memories:
             memory.release_area(number, BOTH, all_listed=True)
     for memory in memories:
-        memory.lay_out(4)
+        memory.allocate_area(4)
         memory.release_area(4, BOTH, all_listed=False)
         memory.reclaim()
     memories[0].reclaim()
@@ -135,10 +137,10 @@ def test_no_area_is_freed_while_a_member_may_read_it() -> None:
 def test_groups_leave_room_for_rings() -> None:
     memories = met(3, DEFAULT_BYTES)
     memory, areas = memories[0], 0
-    memory.lay_out(areas)
-    while isinstance(memory.look(areas, [0]), list):
+    memory.allocate_area(areas)
+    while isinstance(memory.find_areas(areas, [0]), list):
         areas += 1
-        memory.lay_out(areas)
+        memory.allocate_area(areas)
     assert areas > 10
     rings = [memory.ring_writer_to(rank) for rank in (1, 2)]
     assert [ring.nbytes for ring in rings if ring is not None] == [MAX_RING_BYTES] * 2
@@ -158,8 +160,8 @@ def test_an_area_is_not_another_groups_while_one_of_its_members_reads() -> None:
     mine.slots[0][:3] = b"one"
     memories[0].release_area(1, BOTH, all_listed=True)
     for number in range(2, 20):
-        memories[0].lay_out(number)
-    for areas in (memories[0].look(number, [0]) for number in range(2, 20)):
+        memories[0].allocate_area(number)
+    for areas in (memories[0].find_areas(number, [0]) for number in range(2, 20)):
         for area in areas if isinstance(areas, list) else ():
             area.slots[0][:3] = b"new"
     assert theirs.slots[0][:3] == b"one"
@@ -188,13 +190,13 @@ def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() ->
     before = memories[0].pages.left
     memories[1].pages.take(memories[1].pages.largest)
     for memory in memories[:2]:
-        memory.lay_out(1)
-    assert "rank 1 has no room" in str(memories[0].look(1, ranks))
+        memory.allocate_area(1)
+    assert "rank 1 has no room" in str(memories[0].find_areas(1, ranks))
     memories[0].never_shared(1)
     memories[0].release_area(1, ranks, all_listed=False)
     assert memories[0].pages.left == before
-    memories[2].lay_out(1)
-    assert "rank 1 has no room" in str(memories[2].look(1, ranks)), "who asks later"
+    memories[2].allocate_area(1)
+    assert "rank 1 has no room" in str(memories[2].find_areas(1, ranks)), "who asks later"
     close(memories)
 
 
@@ -203,7 +205,7 @@ def test_a_member_that_leaves_an_unused_group_keeps_no_room_of_the_others(first:
     memories = met(2, 2 * MIB)
     before = memories[0].pages.left
     for number in range(1, MAX_ENTRIES + 100):
-        memories[0].lay_out(number)
+        memories[0].allocate_area(number)
         for rank in (first, 1 - first):
             memories[rank].release_area(number, BOTH, all_listed=False)
     for memory in memories:
@@ -216,10 +218,10 @@ def test_a_member_that_leaves_an_unused_group_keeps_no_room_of_the_others(first:
 def test_a_member_that_leaves_an_unused_group_is_missed_by_the_others() -> None:
     """If it answered, they would go on by streams, and none would see that it has left."""
     memories = met(2)
-    memories[0].lay_out(1)
+    memories[0].allocate_area(1)
     memories[1].release_area(1, BOTH, all_listed=False)
-    assert memories[0].look(1, BOTH) is None
-    assert memories[0].silent(1, BOTH) == [1]
+    assert memories[0].find_areas(1, BOTH) is None
+    assert memories[0].without_answer(1, BOTH) == [1]
     close(memories)
 
 
@@ -240,27 +242,27 @@ def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
         share(memories, number)
     for closed in range(1, number + 1):
         memories[0].release_area(closed, BOTH, all_listed=True)
-    memories[0].lay_out(99, patient=True)
-    assert memories[0].silent(99, BOTH) == BOTH
+    memories[0].allocate_area(99, patient=True)
+    assert memories[0].without_answer(99, BOTH) == BOTH
     for closed in range(1, number + 1):
         memories[1].release_area(closed, BOTH, all_listed=True)
-    memories[0].lay_out(99, patient=True)
-    assert isinstance(memories[0].look(99, [0]), list)
+    memories[0].allocate_area(99, patient=True)
+    assert isinstance(memories[0].find_areas(99, [0]), list)
     close(memories)
 
 
 def test_a_dead_peer_holds_no_area() -> None:
     memory = SharedMemory.create(0, 2 * MIB)
     program = """
-mine.lay_out(1)
+mine.allocate_area(1)
 print("listed", flush=True)
 input()
 """
     with peer_of(memory, 2 * MIB, program) as other:
         before = memory.pages.left
         assert other.said() == "listed"
-        memory.lay_out(1)
-        assert isinstance(memory.look(1, BOTH), list)
+        memory.allocate_area(1)
+        assert isinstance(memory.find_areas(1, BOTH), list)
         memory.release_area(1, BOTH, all_listed=True)
         assert memory.pages.left < before
         other.process.kill()

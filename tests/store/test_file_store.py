@@ -35,7 +35,7 @@ async def main():
     store = await FileStore.open(sys.argv[1], int(sys.argv[2]))
     await store.set("owner", b"child")
     for key in sys.argv[3:]:
-        await store.bequeath(key, b"adieu")
+        await store.set_will(key, b"adieu")
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await store.close()
@@ -291,12 +291,12 @@ async def test_the_living_carry_out_the_wills_of_the_dead(path):
         await FileStore.open(path, 0) as store,
         await FileStore.open(path, 2) as third,
     ):
-        await third.bequeath("third", b"lives")
+        await third.set_will("third", b"lives")
         waiting = asyncio.create_task(store.get("last words", soon()))
         await kill(child)
         assert await waiting == b"adieu"
         assert not await store.check(["third"])
-        await third.renounce("third")
+        await third.clear_will("third")
     assert not path.exists()
 
 

@@ -48,11 +48,11 @@ class KeepsWills(MemoryStore):
         self.counted = asyncio.Event()
         self.stops = False
 
-    async def bequeath(self, key, value):
+    async def set_will(self, key, value):
         self.wills[key] = value
         return True
 
-    async def renounce(self, key):
+    async def clear_will(self, key):
         self.wills.pop(key, None)
 
     async def add(self, key, amount):
@@ -85,10 +85,10 @@ async def test_a_rank_that_is_cancelled_once_it_has_counted_tells_the_others():
 
 async def test_a_will_follows_when_another_process_counts_as_the_same_rank():
     class Busy(KeepsWills):
-        async def bequeath(self, key, value):
+        async def set_will(self, key, value):
             if not self.wills:
                 await super().add("init/0", 1)
-            return await super().bequeath(key, value)
+            return await super().set_will(key, value)
 
     store = Busy()
     part = await join(store, 0, 2, Deadline(5), ("lost", b"gone"))

@@ -32,12 +32,12 @@ def test_a_name_that_ends_in_half_a_character_is_read(tmp_path):
 
 
 def test_this_process_lives():
-    assert not Participant.me(0).is_dead()
+    assert not Participant.current(0).is_dead()
 
 
 @linux
 def test_a_later_process_of_the_same_pid_is_another_one():
-    me = Participant.me(0)
+    me = Participant.current(0)
     assert me.started is not None
     assert replace(me, started=me.started - 1).is_dead()
 
@@ -57,7 +57,7 @@ def test_an_ended_process_is_dead_even_before_its_parent_waits_for_it():
 
 @linux
 def test_a_process_that_cannot_be_looked_at_is_not_dead(monkeypatch):
-    me, read = Participant.me(0), Path.read_text
+    me, read = Participant.current(0), Path.read_text
 
     def without_a_descriptor(path, **settings):
         if path.name == "stat":
@@ -73,7 +73,7 @@ def test_processes_of_other_hosts_count_as_unknown():
 
 
 def test_admission():
-    me = Participant.me(3)
+    me = Participant.current(3)
     parent = Participant("t", 3, os.getppid(), me.host, start_time(os.getppid()))
     check_admission("f", me, [replace(parent, rank=2), me, replace(me, rank=None)])
     check_admission("f", replace(me, rank=None), [replace(parent, rank=None)])

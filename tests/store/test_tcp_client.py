@@ -625,7 +625,7 @@ async def test_a_will_comes_to_be_when_the_connection_breaks(server):
         await TcpStore.connect("127.0.0.1", server.port, soon()) as doomed,
         await TcpStore.connect("127.0.0.1", server.port, soon()) as heir,
     ):
-        assert await doomed.bequeath("last words", b"adieu")
+        assert await doomed.set_will("last words", b"adieu")
         waiting = asyncio.create_task(heir.get("last words", soon()))
         doomed._writer.transport.abort()
         assert await waiting == b"adieu"
@@ -634,27 +634,27 @@ async def test_a_will_comes_to_be_when_the_connection_breaks(server):
 async def test_a_server_that_ends_in_good_order_is_not_bereft_of(server):
     clients = [await TcpStore.connect("127.0.0.1", server.port, soon()) for _ in range(2)]
     for client in clients:
-        await client.bequeath("lost", b"1")
+        await client.set_will("lost", b"1")
     table = server.store()
     await server.close()
     for client in clients:
         with pytest.raises(DistStoreError, match="the other side closed it"):
             await client.get("k", soon())
-        assert client.bereft is None
+        assert client.lost_server is None
         await client.close()
     assert not await table.check(["lost"]), "that of the first would be news to the second"
 
 
 async def test_a_server_that_dies_leaves_its_clients_bereft(server):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as client:
-        await client.bequeath("lost", b"1")
-        assert client.bereft is None
+        await client.set_will("lost", b"1")
+        assert client.lost_server is None
         for writer in server._tasks.values():
             writer.transport.abort()
         with pytest.raises(DistStoreError, match="was lost"):
             await client.get("k", soon())
-        assert client.bereft == (socket.gethostname(), os.getpid())
-    assert client.bereft is None  # closed on this side
+        assert client.lost_server == (socket.gethostname(), os.getpid())
+    assert client.lost_server is None  # closed on this side
 
 
 async def test_frames_are_sent_at_once(server):

@@ -236,7 +236,7 @@ def interrupts() -> Iterator[Interrupts]:
     assert before is signal.default_int_handler
     interrupts = Interrupts(threading.main_thread().ident)
     yield interrupts
-    interrupts.retire()
+    interrupts.restore()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -295,7 +295,7 @@ def test_a_handler_of_the_program_stays_and_is_deferred_too(
             interrupts.release()
             assert len(came) == n_calls
             assert signal.getsignal(signal.SIGINT) is own
-        interrupts.retire()
+        interrupts.restore()
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, replaced)
@@ -326,7 +326,7 @@ def test_in_other_threads_there_is_nothing_to_hold(interrupts: Interrupts) -> No
 
     def run() -> None:
         done.append(interrupts.hold())
-        interrupts.retire()
+        interrupts.restore()
         done.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=run)
@@ -774,7 +774,7 @@ def test_ctrl_c_strikes_a_thread_that_runs_the_loop() -> None:
             timer.join()
             handoff.abandon(False)
             handoff.interrupts.release()
-            handoff.interrupts.retire()
+            handoff.interrupts.restore()
         until(handoff.acquire)
         handoff.give_back()
         assert handoff.sleeper is None

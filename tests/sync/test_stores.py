@@ -46,8 +46,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dist.Store
 def test_the_loop_leaves_the_requests_to_a_server_unread_for_a_short_time_only() -> None:
     server = dist.TCPStore("127.0.0.1", 0, None, True)
     client = dist.TCPStore("127.0.0.1", server.port)
-    assert server._resident.longest_pause == LINGER
-    assert client._resident.longest_pause == LONGEST_LINGER
+    assert server._opened.longest_pause == LINGER
+    assert client._opened.longest_pause == LONGEST_LINGER
     client.close()
     server.close()
 

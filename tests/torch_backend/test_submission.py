@@ -72,7 +72,7 @@ def test_a_thread_that_waits_for_callbacks_sleeps_for_a_second_at_a_time() -> No
     condition = SlowCondition(completions)
     completions._changed = condition  # type: ignore[assignment]
     completions._ordered = 1
-    completions.settle()
+    completions.wait_for_callbacks()
     assert condition.asked == [SIGNAL_SECONDS] * 3
 
 

@@ -24,9 +24,9 @@ from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, StoreTimeoutError
 from aiodist.links.interfaces import choose_hosts, default_address
 from aiodist.rendezvous import Rendezvous, rendezvous
-from aiodist.rendezvous.absence_watch import over_tcp, over_tcp_served
 from aiodist.rendezvous.meeting import host_identity, meet_at
 from aiodist.rendezvous.meeting_stores import MeetingStore
+from aiodist.rendezvous.silence_watch import over_tcp, over_tcp_served
 from aiodist.store import Store, TcpStore, TcpStoreServer
 
 log = logging.getLogger("aiodist")

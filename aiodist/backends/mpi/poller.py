@@ -91,7 +91,7 @@ class Poller:
         """
         watched = Request(request, memory, status)
         self._requests.append(watched)
-        self._pay_attention(nbytes)
+        self._poll_eagerly(nbytes)
         return watched
 
     def poll(self) -> None:
@@ -126,7 +126,7 @@ class Poller:
         left, self._requests = self._requests, []
         return not left
 
-    def _pay_attention(self, nbytes: int) -> None:
+    def _poll_eagerly(self, nbytes: int) -> None:
         self._since = perf_counter()
         seconds = min(ATTENTIVE + nbytes / BYTES_PER_SECOND, MOST_ATTENTIVE)
         self._attentive = max(self._attentive, seconds)

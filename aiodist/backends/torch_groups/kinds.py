@@ -15,7 +15,7 @@ import torch.distributed
 
 from aiodist.backends.polling import Poll
 from aiodist.errors import InvalidUsageError
-from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import read_environment
 from aiodist.types import RedOpType
 from aiodist.worker_thread import Worker
 
@@ -235,7 +235,7 @@ def _named_device(chosen: Any) -> torch.device | None:
     if chosen is not None:
         device = torch.device("cuda", chosen) if isinstance(chosen, int) else torch.device(chosen)
         return device if device.index is not None else torch.device("cuda", 0)
-    local = look_around(os.environ).local_rank()
+    local = read_environment(os.environ).local_rank()
     return None if local is None else torch.device("cuda", local % torch.cuda.device_count())
 
 

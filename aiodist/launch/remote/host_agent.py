@@ -113,7 +113,7 @@ class HostAgent:
             return
         self._heard_at = time.monotonic()
         for frame in self._reader.feed(data):
-            self._obey(frame)
+            self._handle(frame)
 
     def _end(self) -> None:
         """Note that the launcher is gone, which both streams may tell at once. Idempotent."""
@@ -124,7 +124,7 @@ class HostAgent:
 
     # what the launcher says
 
-    def _obey(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         if frame.kind is FrameKind.PING:
             self._outgoing += encode(FrameKind.PONG)
         elif frame.kind is FrameKind.PREPARE:

@@ -7,7 +7,7 @@ rank that gives up while it lives writes the message itself.
 If rank 0 serves the store, only rank 0 reads these messages. It adds the ranks that have not
 arrived and passes the news on before it ends and the store with it. With any other store each rank
 reads for itself. A store that vanishes without a goodbye was served by rank 0, so rank 0 has died.
-No connection reports a rank that falls silent: that is the task of `absence_watch`.
+No connection reports a rank that falls silent: that is the task of `silence_watch`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from aiodist.errors import (
 )
 from aiodist.links.losses import own_loss
 from aiodist.procfs import host_name
-from aiodist.rendezvous.absence_watch import LAST, AbsenceWatch, describe_absent
 from aiodist.rendezvous.meeting_stores import MeetingStore
+from aiodist.rendezvous.silence_watch import LAST, SilenceWatch, describe_absent
 from aiodist.store import Store, TcpStore, absent_ranks, first_of, is_waiting
 from aiodist.store.waiting import in_time
 from aiodist.wire.failures import decode_error, encode_error
 
 _LOST = "lost"
 """The key of the first loss."""
-_VERDICT = "verdict"
+_LOSS_REPORT = "loss-report"
 """The key under which rank 0 repeats the loss with what it knows besides."""
 
 _WATCH = "watch"
@@ -49,8 +49,8 @@ _TELL_SECONDS = 0.1
 """Seconds to report a silent rank, which may be the one that serves the store."""
 
 
-class Attendance:
-    """One rank's part. Inside ``heeding`` call ``begin`` and await the others; then call ``end``."""
+class LossWatch:
+    """One rank's part. Inside ``failing_on_loss`` call ``begin`` and await the others, then ``end``."""
 
     def __init__(
         self, place: MeetingStore, part: Store, rank: int, size: int, patience: float = 0.0
@@ -66,13 +66,13 @@ class Attendance:
         self._size = size
         self._patience = patience
         self._loss: DistError | None = None
-        self._tells = True  # whether the others may read what this rank writes
+        self._may_report = True  # whether the others may read what this rank writes
         self._gave_up = False
         self._is_complete = False  # all ranks have met; what is left is to leave the store
         self._interrupt: Callable[[], None] = _nothing
         self._task: asyncio.Task[None] | None = None
-        self._watch: AbsenceWatch | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._watch: SilenceWatch | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     @property
     def absent(self) -> Sequence[int] | None:
@@ -87,16 +87,16 @@ class Attendance:
     async def begin(self, deadline: Deadline) -> None:
         """Let the others learn of this rank's end from now on, if the store supports it.
 
-        Call it inside ``heeding``. Raises StoreTimeoutError and DistStoreError as the store does.
+        Call it inside ``failing_on_loss``. Raises StoreTimeoutError and DistStoreError as the store does.
         """
-        told = await in_time(self._part.bequeath(*will_of(self._rank)), deadline)
-        self._tells = told or self._place.serves
-        if self._tells:
-            self._task = asyncio.get_running_loop().create_task(self._await_news())
+        told = await in_time(self._part.set_will(*will_of(self._rank)), deadline)
+        self._may_report = told or self._place.serves
+        if self._may_report:
+            self._task = asyncio.get_running_loop().create_task(self._wait_for_loss())
         await self._begin_watch(deadline)
 
     @contextlib.asynccontextmanager
-    async def heeding(self) -> AsyncIterator[None]:
+    async def failing_on_loss(self) -> AsyncIterator[None]:
         """Interrupt the enclosed awaits when a rank is lost, with the error that all ranks raise.
 
         Raises PeerLostError for a rank that died or gave up, and StoreTimeoutError if it gave up
@@ -118,7 +118,7 @@ class Attendance:
                 finally:
                     self._interrupt = _nothing
         except BaseException as error:
-            await self._hear_the_end(error)
+            await self._wait_for_loss_of_store(error)
             if self._loss is None:
                 await self._give_up(error)
             elif isinstance(error, Exception):
@@ -133,14 +133,14 @@ class Attendance:
         """
         self._is_complete = True
 
-    async def told(self) -> None:
+    async def reported(self) -> None:
         """Return when the others have been told of a silent rank.
 
         Await it before the store is closed. Otherwise the others would take this rank's leave for
         the first loss.
         """
-        if self._telling is not None:
-            await asyncio.wait([self._telling])
+        if self._reporting is not None:
+            await asyncio.wait([self._reporting])
 
     async def end(self) -> None:
         """End the watch: this rank is not waited for any more. Idempotent; raises no DistError.
@@ -153,16 +153,16 @@ class Attendance:
             task.cancel()
         if watch is not None:
             await watch.end()
-        await self.told()
+        await self.reported()
         if task is None:
             return
         await asyncio.wait([task])
         if not self.is_broken:
             with contextlib.suppress(DistError, TimeoutError):
                 async with asyncio.timeout(_SECONDS):
-                    await self._part.renounce(_LOST)
+                    await self._part.clear_will(_LOST)
 
-    async def _hear_the_end(self, error: BaseException) -> None:
+    async def _wait_for_loss_of_store(self, error: BaseException) -> None:
         """Give the task that watches the store a moment to report that the store has gone."""
         failed = isinstance(error, DistStoreError) and not isinstance(error, StoreTimeoutError)
         if failed and self._loss is None and self._task is not None:
@@ -175,7 +175,7 @@ class Attendance:
         star = place.serves or place.once
         if self._patience and place.watch is not None:
             who = self._rank, self._size, self._patience
-            self._watch = AbsenceWatch(place.watch, *who, self._hear_of_silence, star=star)
+            self._watch = SilenceWatch(place.watch, *who, self._report_silent_rank, star=star)
         if place.serves:
             told = "" if self._watch is None else await self._watch.begin("", deadline)
             await part.set(_WATCH, told.encode())
@@ -188,33 +188,35 @@ class Attendance:
             if told:
                 await self._watch.begin(told, deadline)
 
-    def _hear_of_silence(self, error: PeerLostError) -> None:
+    def _report_silent_rank(self, error: PeerLostError) -> None:
         if self.is_broken or self._watch is None:
             return
         self._loss = own_loss(error, self._rank)
         # For the ranks that are not watched, and rank 0 itself in case it continues.
-        key = _VERDICT if self._place.serves else _LOST
+        key = _LOSS_REPORT if self._place.serves else _LOST
         seconds = _TELL_SECONDS if self._place.once else _SECONDS
-        self._telling = asyncio.get_running_loop().create_task(self._tell(key, error, seconds))
+        self._reporting = asyncio.get_running_loop().create_task(
+            self._report_loss(key, error, seconds)
+        )
         self._interrupt()
 
-    async def _tell(self, key: str, error: DistError, seconds: float) -> None:
+    async def _report_loss(self, key: str, error: DistError, seconds: float) -> None:
         """Write ``error`` for the others, unless a loss is there already or the store does not answer."""
         with contextlib.suppress(DistError, TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._part.compare_set(key, b"", encode_error(error))
 
-    async def _await_news(self) -> None:
+    async def _wait_for_loss(self) -> None:
         try:
-            key = _VERDICT if self._place.once else _LOST
+            key = _LOSS_REPORT if self._place.once else _LOST
             told = decode_error(await self._part.get(key, Deadline.never()), -1)
             if not self._place.once:
                 told = await self._completed(told)
             told = own_loss(told, self._rank)
             if self._place.serves:
-                await self._part.set(_VERDICT, encode_error(told))
+                await self._part.set(_LOSS_REPORT, encode_error(told))
         except DistError:
-            lost = keeper_lost(self._place, self._rank, self._size, self.absent)
+            lost = loss_of_server(self._place, self._rank, self._size, self.absent)
             if lost is None or self._is_complete:
                 return  # the next call of the store raises the error
             told = lost
@@ -235,7 +237,7 @@ class Attendance:
 
     async def _give_up(self, error: BaseException) -> None:
         """Tell the others why this rank does not arrive, as far as that is possible."""
-        if not self._tells or (self._place.serves and isinstance(error, StoreTimeoutError)):
+        if not self._may_report or (self._place.serves and isinstance(error, StoreTimeoutError)):
             return  # no rank would read it, or `exchange` has told them itself
         self._gave_up = True
         told: DistError
@@ -249,9 +251,9 @@ class Attendance:
             try:
                 told = await self._completed(told)
             finally:  # if cancelled again, too: to write into its own memory does not suspend
-                await self._tell(_VERDICT, told, _SECONDS)
+                await self._report_loss(_LOSS_REPORT, told, _SECONDS)
         else:
-            await self._tell(_LOST, told, _SECONDS)
+            await self._report_loss(_LOST, told, _SECONDS)
 
 
 def will_of(rank: int) -> tuple[str, bytes]:
@@ -286,7 +288,7 @@ async def check_alone(place: MeetingStore, part: Store, rank: int) -> None:
         )
 
 
-def keeper_lost(
+def loss_of_server(
     place: MeetingStore, rank: int, size: int, absent: Sequence[int] | None = None
 ) -> PeerLostError | None:
     """Return the error, as ``rank`` sees it, if rank 0 served the store and has died; else None.
@@ -294,10 +296,10 @@ def keeper_lost(
     ``absent``: the ranks that had not arrived when rank 0 last reported, if it did.
     """
     store = place.store
-    keeper = store.bereft if place.once and isinstance(store, TcpStore) else None
-    if keeper is None:
+    server = store.lost_server if place.once and isinstance(store, TcpStore) else None
+    if server is None:
         return None
-    host, pid = keeper
+    host, pid = server
     who = name_of(0, host, pid)
     others = "who else had arrived is not known"
     if absent is not None:
@@ -315,4 +317,4 @@ def keeper_lost(
 
 
 def _nothing() -> None:
-    """Do nothing outside `Attendance.heeding`."""
+    """Do nothing outside `LossWatch.failing_on_loss`."""

@@ -20,9 +20,9 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.rendezvous import Rendezvous, meeting, rendezvous
-from aiodist.rendezvous.absence_watch import AbsenceWatch, over_tcp
-from aiodist.rendezvous.attendance import Attendance
+from aiodist.rendezvous.loss_watch import LossWatch
 from aiodist.rendezvous.meeting_stores import MeetingStore
+from aiodist.rendezvous.silence_watch import SilenceWatch, over_tcp
 from aiodist.store import MemoryStore, Store, exchange
 from aiodist.wire.failures import encode_error
 
@@ -208,7 +208,7 @@ async def test_a_rank_that_is_cancelled_at_any_moment_can_come_again(
     async def arrive(url: str, rank: int) -> None:
         found = await meet(url, rank, 2)
         try:
-            async with found.heeding():
+            async with found.failing_on_loss():
                 await exchange(found.store, rank, 2, b"", Deadline(20), name="second")
                 await found.settle(Deadline(20))
         finally:
@@ -294,7 +294,7 @@ async def test_a_rank_that_fails_after_the_others_have_come_tells_them(port: int
     async def life(rank: int) -> None:
         found = await meet(f"tcp://127.0.0.1:{port}", rank, 2)
         try:
-            async with found.heeding():
+            async with found.failing_on_loss():
                 if rank == 1:
                     raise OSError("no room left")
                 await found.settle(Deadline(20))
@@ -325,41 +325,46 @@ async def test_a_rank_that_has_no_such_interface_tells_the_others(port: int) -> 
 async def test_a_second_loss_may_come_while_the_first_one_is_cleaned_up_after() -> None:
     store = MemoryStore()
     place = MeetingStore(store, "here", store.close, serves=True)
-    attendance = Attendance(place, store, rank=0, size=3)
+    loss_watch = LossWatch(place, store, rank=0, size=3)
     silent, dead = (PeerLostError(f"rank {r} is lost", rank=r, noticed_by=0) for r in (1, 2))
     opening = partial(over_tcp, "127.0.0.1", b"", None)
 
     async def meet() -> None:
-        hear = attendance._hear_of_silence
-        async with attendance.heeding():
-            await attendance.begin(Deadline(5))
-            attendance._watch = AbsenceWatch(opening, 0, 3, 1.0, hear, star=True)
+        hear = loss_watch._report_silent_rank
+        async with loss_watch.failing_on_loss():
+            await loss_watch.begin(Deadline(5))
+            loss_watch._watch = SilenceWatch(opening, 0, 3, 1.0, hear, star=True)
             asyncio.get_running_loop().call_soon(hear, silent)
             try:
                 await asyncio.sleep(5)
             finally:
                 await store.set("lost", encode_error(dead))
-                assert attendance._task is not None
-                await asyncio.wait([attendance._task])
+                assert loss_watch._task is not None
+                await asyncio.wait([loss_watch._task])
 
     with pytest.raises(PeerLostError):
         await meet()
-    assert attendance._task is not None
-    await attendance._task  # raises nothing
+    assert loss_watch._task is not None
+    await loss_watch._task  # raises nothing
 
 
 async def test_a_cancellation_is_raised_as_it_is_although_a_rank_is_lost_by_then() -> None:
     store = MemoryStore()
     place = MeetingStore(store, "here", store.close, serves=True)
-    attendance = Attendance(place, store, rank=0, size=2)
+    loss_watch = LossWatch(place, store, rank=0, size=2)
     lost = PeerLostError("rank 1 is lost", rank=1, noticed_by=0)
-    attendance._watch = AbsenceWatch(
-        partial(over_tcp, "127.0.0.1", b"", None), 0, 2, 1.0, attendance._hear_of_silence, star=True
+    loss_watch._watch = SilenceWatch(
+        partial(over_tcp, "127.0.0.1", b"", None),
+        0,
+        2,
+        1.0,
+        loss_watch._report_silent_rank,
+        star=True,
     )
 
     async def meet() -> None:
-        async with attendance.heeding():
-            attendance._hear_of_silence(lost)
+        async with loss_watch.failing_on_loss():
+            loss_watch._report_silent_rank(lost)
             await asyncio.sleep(5)
 
     meeting = asyncio.create_task(meet())
@@ -367,7 +372,7 @@ async def test_a_cancellation_is_raised_as_it_is_although_a_rank_is_lost_by_then
     meeting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await meeting
-    await attendance.told()
+    await loss_watch.reported()
     with pytest.raises(PeerLostError):
         await meet()
 
@@ -376,13 +381,13 @@ async def test_events_after_the_meeting_are_ignored(port: int) -> None:
     ranks = await asyncio.gather(*(meet(f"tcp://127.0.0.1:{port}", rank, 2) for rank in range(2)))
 
     async def settle(found: Rendezvous) -> None:
-        async with found.heeding():
+        async with found.failing_on_loss():
             await found.settle(Deadline(20))
 
     await asyncio.gather(*(settle(found) for found in ranks))
     await ranks[1].close()
     assert not await ranks[0].store.check(["lost"])
-    async with ranks[0].heeding():
+    async with ranks[0].failing_on_loss():
         await asyncio.sleep(0)
     await ranks[0].close()
 

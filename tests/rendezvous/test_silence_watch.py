@@ -20,12 +20,12 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
-from aiodist.rendezvous import absence_watch
-from aiodist.rendezvous.absence_watch import (
+from aiodist.rendezvous import silence_watch
+from aiodist.rendezvous.silence_watch import (
     BEATS,
-    AbsenceWatch,
-    BeatStore,
+    HeartbeatStore,
     Opening,
+    SilenceWatch,
     in_file,
     over_tcp,
     over_tcp_served,
@@ -33,7 +33,7 @@ from aiodist.rendezvous.absence_watch import (
 from aiodist.store import MemoryStore
 from aiodist.store.participants import Participant
 from tests.limits import scaled, thread_ends, until
-from tests.rendezvous.test_attendance import MISSING, ROOT, address
+from tests.rendezvous.test_loss_watch import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
 TIMEOUT = 2.0
@@ -192,19 +192,19 @@ def test_a_rank_that_computes_in_there_is_waited_for(
     assert ["error" in said for said in told] == [False] * 3, told
 
 
-Begin = Callable[..., Awaitable[tuple[AbsenceWatch, str, "asyncio.Queue[PeerLostError]"]]]
+Begin = Callable[..., Awaitable[tuple[SilenceWatch, str, "asyncio.Queue[PeerLostError]"]]]
 
 
 @pytest.fixture
 async def begin() -> AsyncIterator[Begin]:
     """Begins the watch of a rank of three; it ends with the test."""
-    begun: list[AbsenceWatch] = []
+    begun: list[SilenceWatch] = []
 
     async def beginning(
         rank: int, opening: Opening, told: str = "", patience: float = 60.0
-    ) -> tuple[AbsenceWatch, str, asyncio.Queue[PeerLostError]]:
+    ) -> tuple[SilenceWatch, str, asyncio.Queue[PeerLostError]]:
         losses: asyncio.Queue[PeerLostError] = asyncio.Queue()
-        watch = AbsenceWatch(opening, rank, 3, patience, losses.put_nowait, star=True)
+        watch = SilenceWatch(opening, rank, 3, patience, losses.put_nowait, star=True)
         begun.append(watch)
         return watch, await watch.begin(told, Deadline(20)), losses
 
@@ -252,7 +252,7 @@ async def test_a_rank_whose_watch_may_have_no_thread_goes_on_at_once(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(absence_watch, "_SERVE_SECONDS", 1000.0)
+    monkeypatch.setattr(silence_watch, "_SERVE_SECONDS", 1000.0)
     async with asyncio.timeout(scaled(5)):
         _, told, losses = await begin(0, partial(over_tcp_served, "127.0.0.1", b"", None))
     assert told == ""
@@ -262,7 +262,7 @@ async def test_a_rank_whose_watch_may_have_no_thread_goes_on_at_once(
 def test_the_watch_of_a_loop_that_has_ended_ends() -> None:
     async def begin() -> None:
         served = partial(over_tcp_served, "127.0.0.1", b"", None)
-        watch = AbsenceWatch(served, 0, 3, 0.5, lambda _: None, star=True)
+        watch = SilenceWatch(served, 0, 3, 0.5, lambda _: None, star=True)
         assert await watch.begin("", Deadline(20))
 
     asyncio.run(begin())
@@ -272,13 +272,13 @@ def test_the_watch_of_a_loop_that_has_ended_ends() -> None:
 async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
     store = MemoryStore()
     await store.close()
-    watch = AbsenceWatch(
+    watch = SilenceWatch(
         partial(over_tcp_served, "127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True
     )
-    watch._store = BeatStore(store, "")
+    watch._store = HeartbeatStore(store, "")
     assert "who else had arrived is not known" in str(watch.loss_of(2))
     watch._deadlines.watch(2, time.monotonic() - 100)
-    error = await watch._judge()
+    error = await watch._find_silent_rank()
     assert error is not None
     assert (error.rank, error.noticed_by) == (2, 0)
     await watch.end()
@@ -288,29 +288,29 @@ async def test_a_rank_that_cannot_read_names_only_what_holds_the_lock_at_each_ch
     tmp_path: Path,
 ) -> None:
     holders: list[Participant] = []
-    watch = AbsenceWatch(
+    watch = SilenceWatch(
         partial(in_file, tmp_path / "meeting", 0), 0, 3, 5.0, lambda _: None, star=False
     )
-    watch._store = BeatStore(MemoryStore(), "", lambda: holders)
+    watch._store = HeartbeatStore(MemoryStore(), "", lambda: holders)
     watch._deadlines.watch(2, time.monotonic() - 100)
     watch._looked -= 100
 
     checks = [[], *[[held_by(1)], [held_by(2)]] * BEATS, *[[held_by(0)]] * BEATS]
     for holders[:] in checks:
-        assert await watch._judge() is None
+        assert await watch._find_silent_rank() is None
     holders[:] = [held_by(1), held_by(0)]
-    errors = [await watch._judge() for _ in range(BEATS // 2)]
+    errors = [await watch._find_silent_rank() for _ in range(BEATS // 2)]
     assert [error and error.rank for error in errors] == [None] * (BEATS // 2 - 1) + [1]
     await watch.end()
 
 
 def held_by(rank: int) -> Participant:
-    return replace(Participant.me(rank), pid=1000 + rank)
+    return replace(Participant.current(rank), pid=1000 + rank)
 
 
 async def test_missing_ranks_are_read_before_the_file_is_out_of_reach(tmp_path: Path) -> None:
     """A stopped process may hold its lock."""
-    watch = AbsenceWatch(
+    watch = SilenceWatch(
         partial(in_file, tmp_path / "meeting", 0), 0, 3, 60.0, lambda _: None, star=False
     )
     try:

@@ -43,11 +43,11 @@ _SERVE_SECONDS = 5.0
 _LEAVE_SECONDS = 0.2
 _CHECK_SECONDS = 1e-3
 """Seconds per rank between two checks by rank 0 of the arrivals: about the cost of one check."""
-_VERDICT = "verdict"
+_LOSS_REPORT = "loss-report"
 _ABSENT = "absent"
 
 
-class BeatStore(NamedTuple):
+class HeartbeatStore(NamedTuple):
     """The store of the beats."""
 
     store: Store
@@ -57,11 +57,11 @@ class BeatStore(NamedTuple):
     """Returns the ranks of this host that keep others from reading the store. Raises DistStoreError."""
 
 
-Opening = Callable[[str, float], AbstractAsyncContextManager[BeatStore]]
+Opening = Callable[[str, float], AbstractAsyncContextManager[HeartbeatStore]]
 """(text from rank 0, seconds) -> context manager that opens the store in the current loop."""
 
 
-class AbsenceWatch:
+class SilenceWatch:
     """One rank's part of the watch, and its thread. Call ``begin``, and in the end ``end``."""
 
     def __init__(
@@ -95,7 +95,7 @@ class AbsenceWatch:
             reach = size - 1 if star else min(_REACH, size - 1)
             self._whom = [(rank + step) % size for step in range(1, reach + 1)]
         self._told = ""
-        self._store: BeatStore | None = None
+        self._store: HeartbeatStore | None = None
         self._looked = time.monotonic()  # when the beats of all watched ranks were last read
         self._holding: dict[int, int] = {}  # at how many checks in a row a rank has held the lock
         self._over = False
@@ -152,13 +152,13 @@ class AbsenceWatch:
         if self._spoke:
             # Watch before the first answer: the kernel of a stopped rank 0 still accepts.
             self._deadlines.watch(0, time.monotonic())
-        beating = asyncio.ensure_future(self._keep_beating())
+        beating = asyncio.ensure_future(self._send_heartbeats())
         try:
             error: PeerLostError | None = None
             while error is None and not self._loop_thread.is_orphaned:
                 # Wait and check in separate tasks: an answer of rank 0 may never come.
                 done, _ = await asyncio.wait([beating], timeout=self._interval)
-                error = beating.result() if done else await self._judge()
+                error = beating.result() if done else await self._find_silent_rank()
             if error is not None:
                 self._over = True
                 self._loop_thread.tell(self._report, error)
@@ -167,7 +167,7 @@ class AbsenceWatch:
             beating.cancel()
             await asyncio.wait([beating])
 
-    async def _keep_beating(self) -> PeerLostError:
+    async def _send_heartbeats(self) -> PeerLostError:
         """Beat until another rank has found a rank lost, and return that error."""
         while True:
             try:
@@ -182,7 +182,7 @@ class AbsenceWatch:
                     self._loop_thread.tell(_resolve, self._begun, "")
             await asyncio.sleep(self._interval)
 
-    async def _beat(self, opened: BeatStore) -> PeerLostError:
+    async def _beat(self, opened: HeartbeatStore) -> PeerLostError:
         store = opened.store
         calling = asyncio.ensure_future(self._check_arrivals(store))
         self._store = opened
@@ -194,9 +194,9 @@ class AbsenceWatch:
                 for rank in self._whom:
                     await self._look(store, rank)
                 self._looked, self._holding = time.monotonic(), {}
-                verdict = await _peek(store, _VERDICT)
-                if verdict is not None:
-                    error = decode_error(verdict, -1)
+                report = await _peek(store, _LOSS_REPORT)
+                if report is not None:
+                    error = decode_error(report, -1)
                     if isinstance(error, PeerLostError):
                         return error
                 self._loop_thread.tell(_resolve, self._begun, opened.told)
@@ -248,12 +248,12 @@ class AbsenceWatch:
         self._deadlines.release(rank)
         self._seen.pop(rank, None)
 
-    async def _judge(self) -> PeerLostError | None:
+    async def _find_silent_rank(self) -> PeerLostError | None:
         opened = None if self._spoke else self._store
         now = time.monotonic()
         if opened is not None and now - self._looked > self._patience / 2:
             with contextlib.suppress(DistError, OSError):
-                return self._judge_holder(opened)
+                return self._find_silent_holder(opened)
             return None
         silent = self._deadlines.silent(now)
         if not silent:
@@ -265,10 +265,12 @@ class AbsenceWatch:
             with contextlib.suppress(DistError, OSError, TimeoutError):
                 async with asyncio.timeout(self._patience / 2):
                     self.absent = await self._not_there(store)
-                    await store.compare_set(_VERDICT, b"", encode_error(self.loss_of(silent[0])))
+                    await store.compare_set(
+                        _LOSS_REPORT, b"", encode_error(self.loss_of(silent[0]))
+                    )
         return self.loss_of(silent[0])
 
-    def _judge_holder(self, opened: BeatStore) -> PeerLostError | None:
+    def _find_silent_holder(self, opened: HeartbeatStore) -> PeerLostError | None:
         """Return the loss of the rank that keeps this one from reading any beats.
 
         Invariant: a rank counts as silent only if its beats could be read. A process that is stopped
@@ -303,28 +305,30 @@ def describe_absent(absent: Sequence[int], size: int) -> str:
 @contextlib.asynccontextmanager
 async def over_tcp_served(
     host: str, secret: bytes, certificates: Certificates | None, told: str, seconds: float
-) -> AsyncIterator[BeatStore]:
+) -> AsyncIterator[HeartbeatStore]:
     """Serve the beats at a free port of ``host``; the text for the others is the port."""
     async with await TcpStoreServer.start(host, secret=secret, certificates=certificates) as server:
-        yield BeatStore(server.store(), str(server.port))
+        yield HeartbeatStore(server.store(), str(server.port))
 
 
 @contextlib.asynccontextmanager
 async def over_tcp(
     host: str, secret: bytes, certificates: Certificates | None, told: str, seconds: float
-) -> AsyncIterator[BeatStore]:
+) -> AsyncIterator[HeartbeatStore]:
     """Connect to ``host`` at the port in the text."""
     async with await TcpStore.connect(
         host, int(told), Deadline(seconds), secret=secret, certificates=certificates, once=True
     ) as store:
-        yield BeatStore(store, told)
+        yield HeartbeatStore(store, told)
 
 
 @contextlib.asynccontextmanager
-async def in_file(path: Path, rank: int, told: str, seconds: float) -> AsyncIterator[BeatStore]:
+async def in_file(
+    path: Path, rank: int, told: str, seconds: float
+) -> AsyncIterator[HeartbeatStore]:
     """Open the part of the file that the text names."""
     async with await FileStore.open(path, rank, Deadline(seconds)) as store:
-        yield BeatStore(PrefixStore(f"watch/{told}", store), told, store.lock_holders)
+        yield HeartbeatStore(PrefixStore(f"watch/{told}", store), told, store.lock_holders)
 
 
 def _beat(rank: int) -> str:
