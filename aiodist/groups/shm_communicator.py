@@ -218,7 +218,7 @@ class ShmCommunicator:
         """Say what room this rank has, for those that may wait to hear it."""
         if self.is_opening:
             self._opening.allocate_area()
-            # The bells go behind what the operation sends: a member that is in another one, which
+            # The wake-ups go behind what the operation sends: a member that is in another one, which
             # could begin and end in memory, hears of the disagreement first.
             self.group.world.loop.call_soon(self._notify_neighbours)
 

@@ -1,16 +1,16 @@
 """How the members of a group come to share memory at its first operation.
 
-Each member lays out an area in its segment, or says that it has no room. A member that waits for the
-areas sleeps until a bell comes on a stream. Bells go between neighbours alone: two members whose places
-differ by at most `NEAR`, or by a power of two, as in Chord (Stoica et al., "Chord: a scalable
-peer-to-peer lookup service for internet applications", 2001). So many members make N log N connections
-and not N * N, and news reaches each in log N steps.
+Each member answers in its segment: it publishes the area that it has allocated, or that it has no
+room. A member that waits for the answers of others sleeps until a wake-up comes on a stream. Only
+neighbours wake each other: two members whose places differ by at most `NEAR`, or by a power of two, as
+in Chord (Stoica et al., "Chord: a scalable peer-to-peer lookup service for internet applications",
+2001). So many members make N log N connections and not N * N, and news reaches each in log N steps.
 
-A member rings for each neighbour when it has said what room it has, and again when it finds that all
-members have. It does so as soon as the two are connected. Invariant: after the last member has said so,
-every member looks once more. The last one looks after it has said so, and a member that finds the areas
-complete rings for its neighbours, which look and do the same. Two neighbours cannot miss each other:
-the bell of the first opens the connection, and the other answers with its own.
+A member wakes each neighbour when it has answered, and again when it finds that all members have. It
+does so as soon as the two are connected. Invariant: after the last answer every member looks once more.
+The member that answers last looks after its answer. A member that finds all answers wakes its
+neighbours, which look and do the same. Two neighbours cannot miss each other: the wake-up of the first
+opens the connection, and the other answers with its own.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from aiodist.shm.group_area import CHUNK_BYTES, OVERSUBSCRIBED_CHUNK_BYTES, Grou
 from aiodist.shm.shared_memory import SharedMemory
 
 PATIENCE_SECONDS = 0.2
-"""After this long a rank makes the connections itself that are its neighbours' to make. It also stops
-waiting for the room of groups that not all of their ranks have destroyed yet."""
+"""After this long a rank connects to all neighbours, also to those that connect to it first. It also
+stops waiting for the room of groups that not all of their ranks have destroyed yet."""
 
 NEAR = 8
 """Members at most so far apart are neighbours: all in a group of up to 17. Each then hears of an error or
 a lost member directly from the rank that knows it first."""
 
 ROOM_SECONDS = 5e-4
-"""How often to look whether such room has come back, for which no doorbell rings."""
+"""How often to look whether such room has come back, for which no wake-up comes."""
 
 FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 1.0, 10.0
-"""A sleeper also looks without a doorbell: one may get lost, or the member that it waits for may be gone,
-which only its neighbours hear by a connection. Each pause is as long as the sleeper has waited so far,
-within these bounds: ranks that idle for hours cost nothing."""
+"""A sleeper also looks without a wake-up. One may get lost, or the member that it waits for may be gone,
+which a connection tells only to that member's neighbours. Each pause is as long as the sleeper has
+waited so far, within these bounds: ranks that idle for hours cost nothing."""
 
 
 class ShmOpening:
@@ -49,30 +49,30 @@ class ShmOpening:
         area: int,
         members: Sequence[int],
         neighbours: Sequence[int],
-        ring: Callable[[int], None],
+        wake: Callable[[int], None],
     ) -> None:
         """``area``: the id of the members' areas. ``members``: their global ranks. ``neighbours``: those
-        of this rank among them. ``ring(rank)`` wakes one of these."""
+        of this rank among them. ``wake(rank)`` wakes one of these."""
         self._endpoint = endpoint
         self._memory = memory
         self._area = area
         self._members = members
-        self._ring_for = ring
+        self._wake_rank = wake
         self._place = members.index(endpoint.rank)
         self._neighbours = neighbours
-        self._unrung = list(neighbours)
-        self._unnotified = list(neighbours)  # that all members have said what room they have
+        self._not_told_own = list(neighbours)  # that this rank has answered
+        self._not_told_all = list(neighbours)  # that all members have answered
         self._patient_until = 0.0
         self.loss: BaseException | None = None
-        """Why the areas will never be found: a member is gone that has not said what room it has."""
+        """Why the areas will never be found: a member is gone that has not answered."""
 
     def find(self) -> list[GroupArea] | str | None:
-        """Lay out this rank's area and look for the others'.
+        """Allocate this rank's area and look for the others'.
 
         Returns the areas of all members in their order, once this rank is connected to its neighbours:
         the end of a connection tells at once that a member has died. A text says why the group has no
-        areas. None as long as a member has not said what room it has, or a neighbour is not connected,
-        and if ``loss``.
+        areas. None as long as a member has not answered, or a neighbour is not connected, and if
+        ``loss``.
         """
         memory = self._memory
         if memory.could_share(self._members):
@@ -82,7 +82,7 @@ class ShmOpening:
         areas = self._look()
         is_reached = self._reach()
         if isinstance(areas, str):
-            self._ring(self._unnotified)
+            self._wake(self._not_told_all)
             return areas
         self._notify(areas is not None)
         if areas is None and not self._is_patient:
@@ -97,18 +97,18 @@ class ShmOpening:
         self._memory.allocate_area(self._area, chunk_bytes=self._chunk_bytes)
 
     def notify_neighbours(self) -> None:
-        """Ring for the neighbours that have not heard yet what this rank knows."""
+        """Wake the neighbours that do not know yet what this rank knows."""
         self._notify(self._look() is not None)
 
     @property
     def seconds_to_sleep(self) -> float:
-        """When to `find` again if no bell comes before."""
+        """When to `find` again if no wake-up comes before."""
         if not self._is_patient:
             return until_next_look(perf_counter() - self._patient_until)
         return self._patient_until - perf_counter() if self._has_answered else ROOM_SECONDS
 
     def without_answer(self) -> list[int]:
-        """Return global ranks of the members that have not said what room they have."""
+        """Return global ranks of the members that have not answered."""
         return self._memory.without_answer(self._area, self._members)
 
     # -- inside
@@ -137,14 +137,14 @@ class ShmOpening:
         return self._members.index(rank) > self._place
 
     def _notify(self, is_complete: bool) -> None:
-        """Ring for the neighbours that have not heard that this rank, or every member, has said its room.
+        """Wake the neighbours that do not know yet that this rank, or every member, has answered.
 
-        A lower rank is not connected to for that at first: it connects to this one when it has said so.
+        At first this rank connects to no lower rank for that: the lower one connects when it has answered.
         """
-        unaware = self._unnotified if is_complete else self._unrung
+        unaware = self._not_told_all if is_complete else self._not_told_own
         if unaware and (is_complete or self._has_answered):
             connected, is_patient = self._endpoint.connected, self._is_patient
-            self._ring(
+            self._wake(
                 [
                     rank
                     for rank in unaware
@@ -153,13 +153,13 @@ class ShmOpening:
                 is_complete,
             )
 
-    def _ring(self, ranks: Iterable[int], is_complete: bool = True) -> None:
+    def _wake(self, ranks: Iterable[int], is_complete: bool = True) -> None:
         for rank in list(ranks):
-            if rank in self._unrung:
-                self._unrung.remove(rank)
+            if rank in self._not_told_own:
+                self._not_told_own.remove(rank)
             if is_complete:
-                self._unnotified.remove(rank)
-            self._ring_for(rank)
+                self._not_told_all.remove(rank)
+            self._wake_rank(rank)
 
     def _error_of(self, rank: int) -> BaseException | None:
         return None if rank == self._endpoint.rank else self._endpoint.error_of(rank)
@@ -184,14 +184,14 @@ class ShmOpening:
 
 
 def until_next_look(waited: float) -> float:
-    """Return for how long a sleeper that has waited for ``waited`` seconds sleeps without a bell."""
+    """Return for how long a sleeper that has waited for ``waited`` seconds sleeps without a wake-up."""
     return min(max(waited, FIRST_LOOK_SECONDS), LAST_LOOK_SECONDS)
 
 
 def reach_if_gone(endpoint: Endpoint, memory: SharedMemory, rank: int) -> None:
     """Connect to member ``rank`` if it is gone: the failure says whether it has left or died.
 
-    Its end is news to those connected to it alone, and to all if it died and there are heartbeats.
+    Its end is known to the ranks that are connected to it, and to all if it died and there are heartbeats.
     """
     if memory.is_gone(rank):
         endpoint.reach(rank)
