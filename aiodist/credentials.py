@@ -134,6 +134,15 @@ def _no_password() -> str:
     )
 
 
+def given_or_of_job(
+    secret: bytes | None, certificates: Certificates | None, environ: Mapping[str, str]
+) -> tuple[bytes, Certificates | None]:
+    """Return what a caller gave or, without a ``secret``, the job's secret and certificates."""
+    if secret is not None:
+        return secret, certificates
+    return job_secret(environ), certificates or Certificates.from_environ(environ)
+
+
 def tls_refusal(error: ssl.SSLError) -> str:
     """Return the reason in words, such as "CERTIFICATE_VERIFY_FAILED: certificate has expired"."""
     reason = error.reason or str(error)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Any, Self
 
-from aiodist.credentials import Certificates
+from aiodist.credentials import Certificates, given_or_of_job
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError, InvalidUsageError
 from aiodist.store.addresses import show
@@ -68,7 +69,7 @@ class TcpStore(Unpicklable, Store):
         port: int,
         timeout: Timeout = None,
         *,
-        secret: bytes = b"",
+        secret: bytes | None = None,
         call_timeout: float = CALL_SECONDS,
         max_frame: int = MAX_FRAME,
         certificates: Certificates | None = None,
@@ -81,7 +82,8 @@ class TcpStore(Unpicklable, Store):
             host: The server's address or name.
             port: The server's port.
             timeout: Seconds or a timedelta; None is 5 minutes, ``math.inf`` no limit.
-            secret: The job's, equal to the server's.
+            secret: The job's, equal to the server's. None is that of AIODIST_SECRET or
+                AIODIST_SECRET_FILE, with the certificates of AIODIST_TLS_CERT and its like.
             call_timeout: Seconds after which a call that does not wait for keys counts as failed.
             max_frame: Bytes of the longest message.
             certificates: Connect by TLS; the server has certificates too.
@@ -99,6 +101,7 @@ class TcpStore(Unpicklable, Store):
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
         deadline = deadline_of(timeout, cls.timeout)
+        secret, certificates = given_or_of_job(secret, certificates, os.environ)
         stream = await connect(host, port, deadline, secret, certificates, once=once, learn=learn)
         return cls.__new__(cls)._begin(show(host, port), stream, seconds, max_frame)
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import socket
 import sys
 from typing import Any, Self
 
 from aiodist.accept_loop import AcceptLoop
-from aiodist.credentials import Certificates
+from aiodist.credentials import Certificates, given_or_of_job
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
@@ -97,7 +98,7 @@ class TcpStoreServer(Unpicklable):
         host: str,
         port: int = 0,
         *,
-        secret: bytes = b"",
+        secret: bytes | None = None,
         expected_clients: int | None = None,
         stays_open: bool = False,
         max_frame: int = MAX_FRAME,
@@ -110,7 +111,9 @@ class TcpStoreServer(Unpicklable):
             host: An address or a name of this machine. "0.0.0.0" or "::" asks for every address
                 of the family.
             port: 0 takes a free one, see the attribute ``port``.
-            secret: The job's; without one every aiodist client may connect.
+            secret: The job's; with an empty one every aiodist client may connect. None is that of
+                AIODIST_SECRET or AIODIST_SECRET_FILE, with the certificates of AIODIST_TLS_CERT
+                and its like.
             expected_clients: The server stops accepting once that many are connected at the same
                 time. So the port is free for the next job's server, and no client of the next job
                 meets this one.
@@ -128,6 +131,7 @@ class TcpStoreServer(Unpicklable):
             DistStoreError: The name does not resolve, the port is in use, or the address is that
                 of another machine.
         """
+        secret, certificates = given_or_of_job(secret, certificates, os.environ)
         tls: dict[str, Any] = {}
         if certificates is not None:
             tls["ssl"] = certificates.server_context()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store import FileStore as AsyncFileStore
@@ -280,18 +279,11 @@ class TCPStore(_Opened):
 
         async def opening() -> _OpenedStore:
             deadline = Deadline(STORE_TIMEOUT if timeout is None else timeout)
-            secret = job_secret(os.environ)
-            certificates = Certificates.from_environ(os.environ)
             if is_master:
-                server = await TcpStoreServer.start(
-                    host_name, port, secret=secret, certificates=certificates
-                )
+                server = await TcpStoreServer.start(host_name, port)
                 opened = _OpenedStore(server.store(), server)
             else:
-                client = await TcpStore.connect(
-                    host_name, port, deadline, secret=secret, certificates=certificates
-                )
-                opened = _OpenedStore(client)
+                opened = _OpenedStore(await TcpStore.connect(host_name, port, deadline))
             try:
                 if world_size is not None and world_size > 0:
                     await _join(opened.store, world_size, waits, deadline)

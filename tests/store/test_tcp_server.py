@@ -12,9 +12,12 @@ import pytest
 import uvloop
 
 from aiodist import accept_loop
+from aiodist.credentials import VARIABLES
 from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError
 from aiodist.store import TcpStore, TcpStoreServer, tcp_server
 from aiodist.store.tcp_greeting import GREETING
+from tests.certificates import tls_files
 from tests.descriptors import no_descriptor_left
 from tests.limits import scaled, until
 
@@ -125,3 +128,28 @@ async def test_a_server_that_is_out_of_descriptors_closes_silently(
             await server.close()
         await asyncio.sleep(scaled(0.3) + accept_loop.PAUSE_SECONDS)
     assert len(caplog.records) == 1
+
+
+async def test_a_store_without_a_secret_of_its_own_has_that_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIODIST_SECRET", "ours")
+    async with await TcpStoreServer.start("127.0.0.1") as server:
+        async with await TcpStore.connect("127.0.0.1", server.port, Deadline(20)) as store:
+            await store.set("key", b"value")
+        for other in (b"", b"theirs"):
+            with pytest.raises(DistStoreError, match="does not know this job's secret"):
+                await TcpStore.connect("127.0.0.1", server.port, Deadline(20), secret=other)
+
+
+async def test_a_store_without_a_secret_of_its_own_has_the_certificates_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = tls_files()
+    for name, path in zip(VARIABLES, (files.cert, files.key, files.ca), strict=True):
+        monkeypatch.setenv(name, path)
+    async with await TcpStoreServer.start("127.0.0.1") as server:
+        async with await TcpStore.connect("127.0.0.1", server.port, Deadline(20)) as store:
+            await store.set("key", b"value")
+        with pytest.raises(DistStoreError):
+            await TcpStore.connect("127.0.0.1", server.port, Deadline(20), secret=b"")
