@@ -60,7 +60,7 @@ class RanksMagics(Magics):
             check_cell(cell, self._cells + 1)
         cluster = self._open(options.n)
         if cell is None:
-            print("1 rank runs" if self._size == 1 else f"{self._size} ranks run")  # noqa: T201
+            print(self._running(cluster))  # noqa: T201
             return
         chosen = self._chosen(options.r)
         self._cells += 1
@@ -115,6 +115,15 @@ class RanksMagics(Magics):
             raise
         self._cluster, self._size = cluster, size
         return cluster
+
+    def _running(self, cluster: Cluster) -> str:
+        """Return how many ranks run, and what to do if some have ended."""
+        if cluster.ended:
+            return (
+                f"{self._size - len(cluster.ended)} of {self._size} ranks run: %ranks --close ends them, "
+                "and the next cell starts all anew"
+            )
+        return "1 rank runs" if self._size == 1 else f"{self._size} ranks run"
 
     def _chosen(self, text: str) -> list[int]:
         try:

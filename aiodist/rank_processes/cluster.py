@@ -94,6 +94,11 @@ class Cluster(Unpicklable):
         """The process ids, by rank."""
         return tuple(rank.pid for rank in self._ranks)
 
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """The ranks whose process has ended, as far as is known."""
+        return tuple(rank.number for rank in self._ranks if not rank.is_alive)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

@@ -43,6 +43,7 @@ EVERY_RANK = (
     CLOSE,
     "%%ranks -n 2\n'data' in globals()",
     "%%ranks -r 1\nimport os\nos._exit(4)",
+    "%ranks",
     CLOSE,
 )
 WRONG_SYNTAX = (
@@ -140,6 +141,9 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(outputs_of: OutputsOf) -> N
     shown = str(outputs[10])
     assert "ended with exit code 4" in shown
     assert "%ranks --close ends the other ranks, and the next cell starts all anew" in shown
+    assert text_of(outputs[11]) == [
+        "1 of 2 ranks run: %ranks --close ends them, and the next cell starts all anew"
+    ]
 
 
 def test_a_cell_with_wrong_syntax_is_refused_once_and_starts_no_ranks(
