@@ -29,7 +29,7 @@ def why_not() -> str:
     try:
         found = importlib.util.find_spec("mpi4py.MPI")  # its wheels look for the library here
     except ModuleNotFoundError:
-        return "mpi4py is not installed: pip install aiodist[mpi], and an MPI library"
+        return "mpi4py is not installed: pip install 'aiodist[mpi]', and an MPI library"
     except (ImportError, RuntimeError) as error:
         return f"mpi4py finds no MPI library: {_context(error)}"
     if found is None or found.origin is None:

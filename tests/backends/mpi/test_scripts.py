@@ -185,4 +185,4 @@ def test_without_mpi4py_the_reason_names_the_extra() -> None:
     done = subprocess.run(
         [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "pip install aiodist[mpi]" in done.stdout
+    assert "pip install 'aiodist[mpi]'" in done.stdout
