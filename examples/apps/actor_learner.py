@@ -1,11 +1,12 @@
 """Actors play, a learner learns: episodes go one way by streams, the newest policy goes back.
 
-    aiodist run -n 4 examples/apps/actor_learner.py --episodes 3000
+    aiodist run -n 4 --keep-going examples/apps/actor_learner.py --episodes 3000
 
 Rank 0 learns by REINFORCE. Each other rank plays a corridor: a step to the right is worth nothing until
 the last cell, which gives a reward. Actors never wait for the learner's update: they play on with the
 policy that they have, up to `window` episodes ahead. Each actor has a group of its own with the learner,
-so an actor that dies takes nothing but its own stream with it.
+so an actor that dies takes nothing but its own stream with it. Without --keep-going the launcher then
+stops all ranks.
 """
 
 from __future__ import annotations
