@@ -82,8 +82,9 @@ async def init_process_group(
     ``init_timeout``.
 
     Args:
-        backend: "aiodist" (the default), which "gloo" names too, "mpi", "nccl", or one for each
-            kind of device, as ``"cpu:aiodist,cuda:nccl"``.
+        backend: "aiodist", which "gloo" names too, "mpi", "nccl", "torch:gloo", or one for each
+            kind of device, as ``"cpu:aiodist,cuda:nccl"``. None is "aiodist", and that pair if
+            NCCL can run and this process sees several GPUs, one for each rank of its host.
         init_method: ``env://`` (the default: from the environment of ``aiodist run``, torchrun,
             Slurm, Open MPI, MPICH), ``tcp://host:port``, or ``file:///path``. Backend "mpi" takes
             rank and size from MPI.

@@ -85,8 +85,9 @@ def init_process_group(
     `destroy_process_group` of either API closes both.
 
     Args:
-        backend: "aiodist" (the default), which "gloo" names too, "mpi", "nccl", or one for each
-            kind of device, as ``"cpu:aiodist,cuda:nccl"``.
+        backend: "aiodist", which "gloo" names too, "mpi", "nccl", "torch:gloo", or one for each
+            kind of device, as ``"cpu:aiodist,cuda:nccl"``. None is "aiodist", and that pair if
+            NCCL can run and this process sees several GPUs, one for each rank of its host.
         init_method: ``env://`` (the default: from the environment of ``aiodist run``, torchrun,
             Slurm, Open MPI, MPICH), ``tcp://host:port``, or ``file:///path``. Backend "mpi" takes
             rank and size from MPI.
