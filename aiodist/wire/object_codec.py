@@ -230,8 +230,6 @@ def read_envelope(data: memoryview) -> Envelope:
     inside = sum(size for size in sizes if not size & _BESIDE)
     if start + head + inside != len(data):
         raise ProtocolError("the lengths of an object's parts do not add up to its length")
-    if any(first + count > n_sizes for _, first, count in rows):
-        raise ProtocolError("an object has rows of more segments than there are")
     beside = [size ^ _BESIDE for size in sizes if size & _BESIDE]
     return Envelope(beside, sizes, rows, data[start:], head)
 

@@ -120,15 +120,16 @@ class Decoder:
         for block in blocks:
             unpacker = msgpack.Unpacker(max_buffer_size=len(block), **self._options)
             unpacker.feed(block)
-            at = 0
+            at = end = 0
             for piece in unpacker:
-                if type(piece) is not type(made) or self._markers:
+                if type(piece) is not type(made):
                     raise ProtocolError("a piece of a long container is of another type")
                 add(piece)
-                if unpacker.tell() - at >= _UNPACK_BYTES:
-                    at = unpacker.tell()
+                end = unpacker.tell()
+                if end - at >= _UNPACK_BYTES:
+                    at = end
                     yield
-            if unpacker.tell() != len(block):
+            if end != len(block):  # tell() now counts the start of a piece that is cut off, too
                 raise ProtocolError("a block of a long container ends inside a piece")
             yield
         return made if code in (LIST_ROW, DICT_CODE) else _joined(self._record(code), made)

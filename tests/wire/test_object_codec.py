@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from aiodist.errors import DistError, InvalidUsageError, ProtocolError
 from aiodist.wire.object_codec import MAX_DEPTH, ObjectCodec
-from aiodist.wire.object_encoder import SHORT_BYTES
+from aiodist.wire.object_encoder import EXT_ROW, LIST_ROW, SHORT_BYTES, STR_ROW
 from aiodist.wire.object_types import BY_CODE, BY_TYPE, DICT_CODE
 
 CODEC = ObjectCodec()
@@ -394,8 +394,12 @@ def record(code: int, *fields: Any) -> list[Any]:
     ],
 )
 def test_wrong_records(tree):
+    head = msgpack.packb(tree)
     with pytest.raises(ProtocolError):
-        CODEC.loads(head_only(msgpack.packb(tree)))
+        CODEC.loads(head_only(head))
+    with pytest.raises(ProtocolError):
+        CODEC.load_short(head)
+    assert CODEC.load_short(msgpack.packb(record(1, 2))) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -418,6 +422,7 @@ def test_wrong_records(tree):
         struct.pack("<BIIQ", 3, 0, 0xFFFFFFFF, 1) + b"\x01",
         struct.pack("<BIIQQ", 3, 1, 0, 1, 1) + b"\x01\x00",
         struct.pack("<BIIQ", 3, 0, 0, 2**63) + b"\x01",
+        struct.pack("<BIIQQ", 3, 1, 0, 1, 2**63 | 5) + b"\x01",
         head_only(b"\x01") + b"\x00",
     ],
 )
@@ -480,6 +485,28 @@ def test_segments_are_used_once_each():
         data = struct.pack("<BIIQQ", 3, 1, 0, len(head), 2) + head + b"12"
         with pytest.raises(ProtocolError):
             codec.loads(data)
+
+
+ROW = ext(EXT_ROW, b"\x00\x00\x00\x00")
+
+
+@pytest.mark.parametrize(
+    ("tree", "row", "segment", "wrong"),
+    [
+        ([ROW, ROW], (STR_ROW, 0, 1), b"12", "row 0 is used twice"),
+        ([], (STR_ROW, 0, 1), b"12", "parts are left over"),
+        (ROW, (STR_ROW, 0, 2), b"12", "not an object of this version"),
+        (ROW, (STR_ROW, 2**32 - 1, 2**32 - 1), b"12", "not an object of this version"),
+        (ROW, (LIST_ROW, 0, 1), b"\x91\x01\x92\x01", "ends inside a piece"),
+        (ROW, (LIST_ROW, 0, 1), b"\x80", "of another type"),
+        (ROW, (LIST_ROW, 0, 1), msgpack.packb([1, ext(0, b"\x01")]), "parts are left over"),
+    ],
+)
+def test_wrong_rows(tree, row, segment, wrong):
+    head = msgpack.packb(tree)
+    data = struct.pack("<BIIQQBII", 3, 1, 1, len(head), len(segment), *row) + head + segment
+    with pytest.raises(ProtocolError, match=wrong):
+        CODEC.loads(data)
 
 
 def test_paths_of_either_kind_are_paths():
