@@ -185,7 +185,7 @@ class FileStore(Unpicklable, Store):
             await self._under_lock(
                 lambda: _leave(self._log, self._me), exclusive=True, within=_LEAVE_SECONDS
             )
-        except (DistStoreError, OSError) as error:
+        except DistStoreError as error:
             _log.debug("%s: left without a record: %s", self._log.path, error)
         finally:
             self._closed = True
