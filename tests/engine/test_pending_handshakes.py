@@ -12,12 +12,16 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import current_world
+from aiodist.p2p.endpoint import Endpoint
 from aiodist.testing.in_process import run_ranks
 from aiodist.transport import pending_handshakes
 from aiodist.transport.pending_handshakes import PendingHandshakes
+from aiodist.transport.tcp import TcpTransport
 from aiodist.wire.frames import FrameType, encode
 from aiodist.wire.handshake import Handshake
-from tests.limits import scaled
+from tests.limits import scaled, until
+from tests.liveness.test_failure_detector import PATIENT, Rank
+from tests.p2p.test_departure import EndpointEvents
 
 GREETINGS = {
     "http": b"GET / HTTP/1.1\r\nHost: example.invalid\r\nAccept: everything there is\r\n\r\n",
@@ -107,6 +111,27 @@ async def test_a_silent_stranger_is_given_up(
     assert "did not finish the handshake in time" in caplog.text
 
 
+async def test_a_connection_whose_first_words_were_right_is_not_given_up_with_the_silent_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending_handshakes, "HANDSHAKE_SECONDS", 0.01)
+
+    class Connection:
+        error: BaseException | None = None
+
+        def abort(self, error: BaseException) -> None:
+            self.error = error
+
+    pending: PendingHandshakes[Connection] = PendingHandshakes("rank 0", 2)
+    greeted, silent = Connection(), Connection()
+    for each in (greeted, silent):
+        pending.admit(each, "rank 1")
+    pending.greeted(greeted, "rank 1")
+    await until(lambda: silent.error)
+    assert greeted.error is None
+    pending.close(lambda connection: None)
+
+
 async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,6 +158,26 @@ async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
     with caplog.at_level(logging.WARNING, "aiodist"):
         await run_ranks(2, main, "tcp")
     assert caplog.text.count("is besieged") == 1
+
+
+@pytest.mark.parametrize("kind", ["messages", "heartbeats"])
+async def test_too_many_strangers_lose_their_places_before_the_ranks_meet(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(pending_handshakes, "SPARE", 1)
+    if kind == "messages":
+        events: Any = EndpointEvents()
+        endpoint = Endpoint(0, 1, [TcpTransport("127.0.0.1")], events)
+        (address,), close = (await endpoint.open()).addresses, endpoint.close
+    else:
+        watcher = Rank(0, 1, PATIENT)
+        (address,), close = await watcher.open(), watcher.detector.leave
+    silent = [asyncio.create_task(speak(address, b"")) for _ in range(5)]
+    await until(
+        lambda: sum(task.done() for task in silent) == 2
+    )  # 5 less the places: 1 and two a rank
+    await close()
+    await asyncio.gather(*silent)
 
 
 async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,10 @@ from copy import copy
 import pytest
 
 from aiodist.errors import ProtocolError
+from aiodist.links.rank_info import RankInfo
 from aiodist.p2p.matching import ANY_SOURCE, Arrival
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST, MOST_WANTED
+from aiodist.p2p.peer import Peer
 from aiodist.wire.frames import (
     ANY_KEY,
     COLLECTIVE,
@@ -170,6 +172,18 @@ def test_receives_whose_messages_are_withdrawn_keep_their_order() -> None:
     pair.a.send(TAG, b"second")
     pair.settle()
     assert [content(one) for one in receives] == [b"first", b"second"]
+
+
+def test_another_ranks_withdrawal_under_the_same_number_leaves_a_message_alone() -> None:
+    pair = Pair(64 << 20)
+    other = Peer(RankInfo(2, "host", "id", 1, ()), 1 << 20, pair.b.inbox, pair.b.shm_progress)
+    pair.b.inbox.add_source(other)
+    recv = pair.b.recv(TAG, len(LARGE))
+    pair.a.send(TAG, LARGE)
+    pair.a.stream.push(1 << 20)
+    pair.b.inbox.withdrawn(other, recv.send_id, 0)
+    pair.settle()
+    assert content(recv) == LARGE
 
 
 @pytest.mark.parametrize("next_one_waits", [True, False])

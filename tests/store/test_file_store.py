@@ -217,10 +217,11 @@ async def test_file_cut_off_at_birth_is_begun_again(path, content):
         assert await store.num_keys() == 0
 
 
-async def test_damaged_record(path):
+@pytest.mark.parametrize("record", [b"\x00\x00\x00\x02\x91\x01", b"\xff\xff\xff\xff"])
+async def test_damaged_record(path, record):
     async with await FileStore.open(path, 0) as store:
         with path.open("ab") as file:
-            file.write(b"\x00\x00\x00\x02\x91\x01")
+            file.write(record)
         with pytest.raises(DistStoreError, match=r"damaged; delete it"):
             await store.num_keys()
 

@@ -51,3 +51,11 @@ def test_add_to_a_key_that_is_no_counter():
     with pytest.raises(DistStoreError, match=r"key 'k' is no counter.*100 bytes"):
         table.add("k", 1)
     assert table.get("k") == b"\xff" * 100
+
+
+def test_a_counter_stays_where_64_bits_do_not_hold_the_sum():
+    table = KeyTable()
+    table.set("k", b"%d" % (2**63 - 1))
+    with pytest.raises(DistStoreError, match="which 64 bits do not hold"):
+        table.add("k", 1)
+    assert table.add("k", 0) == 2**63 - 1

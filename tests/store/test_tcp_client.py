@@ -320,6 +320,7 @@ async def test_server_that_says_nothing():
         b"\x00\x00\x00\x01\x07",  # no message
         b"\x00\x00\x00\x04\x92\x01\xa1x",  # an operation that does not exist
         b"\x00\x00\x00\x07\x93\x01\xa3get\x07",  # wrong arguments
+        b"\x00\x00\x00\x08\x93\x01\xa3set\xa1k",  # too few arguments
     ],
 )
 async def test_bad_frames_cost_only_their_own_connection(server, caplog, sent):
@@ -439,6 +440,14 @@ async def test_answer_over_the_limit_is_an_error_of_that_call_alone():
             assert await store.check(["k"])
 
 
+async def test_a_key_that_is_no_counter_is_an_error_of_that_call_alone(server):
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+        await store.set("k", b"text")
+        with pytest.raises(DistStoreError, match="key 'k' is no counter"):
+            await store.add("k", 1)
+        assert await store.get("k", soon()) == b"text"
+
+
 async def test_lost_connection_fails_all_calls_under_way(server):
     store = await TcpStore.connect("127.0.0.1", server.port, soon())
     calls = [
@@ -465,6 +474,15 @@ async def test_close_fails_calls_under_way_and_later_ones(server):
         await call
     with pytest.raises(DistStoreError, match="closed on this side"):
         await store.num_keys()
+
+
+async def test_a_wait_that_is_cancelled_while_the_store_closes_is_cancelled(server):
+    store = await TcpStore.connect("127.0.0.1", server.port, soon())
+    waiting = asyncio.create_task(store.get("absent", Deadline.never()))
+    await until(lambda: server.table.watches)
+    waiting.cancel()
+    await store.close()
+    assert waiting.cancelled()
 
 
 async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server):
@@ -536,6 +554,11 @@ async def test_port_is_free_once_the_expected_clients_are_connected():
             assert await one.get("k", soon()) == b"v"
         await one.close()
         await two.close()
+    async with (
+        await TcpStoreServer.start("127.0.0.1", expected_clients=0) as server,
+        await TcpStoreServer.start("127.0.0.1", server.port),
+    ):
+        pass
 
 
 async def test_a_server_that_stays_open_lets_a_client_come_again():
