@@ -64,8 +64,7 @@ class HeartbeatThread:
         try:
             await self._loop_thread.wait_for(self._opened)
         except asyncio.CancelledError:
-            self._opened.cancel()
-            self.stop()
+            self._opened.cancel()  # an error of the thread is not asked for; `close` ends it
             raise
         if not self._opened.done():
             failure = self._loop_thread.failure
