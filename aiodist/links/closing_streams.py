@@ -57,13 +57,9 @@ class ClosingStreams:
             task.add_done_callback(self._tasks.discard)
 
     async def over(self) -> None:
-        """Return when all streams are closed. If cancelled, cut them off."""
-        try:
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-        except asyncio.CancelledError:
-            self.cut_short()
-            raise
+        """Return when all streams are closed."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def cut_short(self) -> None:
         for task in list(self._tasks):
