@@ -19,7 +19,7 @@ from aiodist.observe.answering import heed_signal
 from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.loop_handoff import LONGEST_LINGER
-from aiodist.sync.portal import Portal, portal
+from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
 from aiodist.types import DEFAULT_TIMEOUT
 
@@ -123,8 +123,8 @@ def init_process_group(
         DistNetworkError: A host or a port cannot be used.
         DistStoreError: The store fails.
     """
-    with opening_world(torch_group, store) as loop_thread:
-        loop_thread.run(
+    with opening_world(torch_group, store) as run:
+        run(
             init_async,
             backend,
             init_method,
@@ -144,8 +144,8 @@ def init_process_group(
 
 
 @contextmanager
-def opening_world(torch_group: bool | None, store: Any) -> Iterator[Portal]:
-    """Let the world that the block opens, by the portal, use the portal's loop from then on.
+def opening_world(torch_group: bool | None, store: Any) -> Iterator[Callable[..., Any]]:
+    """Give the block a `Portal.run` that opens the world, which uses the portal's loop from then on.
 
     ``torch_group``: as of `init_process_group`. ``store``: where the ranks meet.
     """
@@ -154,10 +154,10 @@ def opening_world(torch_group: bool | None, store: Any) -> Iterator[Portal]:
     member = Member(current_world(), store)
     loop_thread.enter()
     try:
-        yield loop_thread
-        loop_thread.add_user(member)
-        heed_signal(member.world.observer)
+        with loop_thread.opening(lambda _: member) as run:
+            yield run
         try:
+            heed_signal(member.world.observer)
             default_of_torch.make(member.world, asked)
         except BaseException:
             destroy_process_group()

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -28,6 +28,7 @@ from aiodist.links.forks import close_in_children
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
+from aiodist.sync.cross_thread_call import CoroutineCall, CrossThreadCall
 from aiodist.sync.loop_handoff import LONGEST_LINGER, HandoffLoop, LoopHandoff
 from aiodist.sync.portal_thread import JOIN_SECONDS, close_inherited, live
 from aiodist.tensors.cuda_streams import on_callers_stream
@@ -247,10 +248,7 @@ class Portal:
         call = CrossThreadCall(on_callers_stream(function), blocks)
         try:
             _hand_over(loop, call.start)
-            while not acquire(call.ended, SIGNAL_SECONDS):
-                # A loop that ends at this moment calls nothing any more.
-                if loop.is_closed() and not call.ended.acquire(False):
-                    raise NotInitializedError(_CLOSED)
+            _wait_for(call.ended, loop)
         except BaseException:
             with suppress(RuntimeError):  # the loop is closed: all operations have ended
                 loop.call_soon_threadsafe(call.cancel)
@@ -277,32 +275,46 @@ class Portal:
         posted.append(partial(copy_context().run, function))
         _hand_over(loop, partial(_run_all, posted))
 
-    def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+    def run(
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        on_result: Callable[[T], None] | None = None,
+        **kwargs: Any,
+    ) -> T:
         """Await ``function(*args, **kwargs)`` in the loop's thread; return its result. Not the hot path.
 
-        Interrupted by Ctrl-C, the coroutine is cancelled.
+        ``on_result``: called there with the result at once. Interrupted by Ctrl-C, the coroutine is
+        cancelled; the interrupt is raised when it has ended.
         """
         if _running_loop() is not None:
             with blocking_in_cell(getattr(function, "__name__", "this")):
-                return self.run(function, *args, **kwargs)
+                return self.run(function, *args, on_result=on_result, **kwargs)
         self.handoff.check_may_wait()
         interrupts = self.handoff.interrupts
         held = interrupts.hold()  # until there is something to cancel
         try:
             loop = self.enter()
             try:
-                future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
+                call = CoroutineCall(function(*args, **kwargs), on_result)
                 try:
+                    _hand_over(loop, call.start)
                     if held:
                         interrupts.release()
-                    error = _error_of(future)
+                    _wait_for(call.ended, loop)
                 except BaseException:
-                    future.cancel()
+                    with suppress(RuntimeError):  # the loop is closed: the coroutine has ended
+                        loop.call_soon_threadsafe(call.cancel)
+                        # What follows finds the coroutine's work done, or undone. This thread may have
+                        # acquired the lock already.
+                        if not call.has_ended:
+                            acquire(call.ended, JOIN_SECONDS)
                     raise
+                error, call.error = call.error, None
                 try:
                     if error is not None:
-                        raise error  # here: its traceback shows no frame of the future's
-                    return future.result()
+                        raise error  # here: its traceback shows no frame of the task's
+                    return call.returned  # type: ignore[no-any-return]
                 finally:
                     del error  # its traceback holds this frame
             finally:
@@ -310,6 +322,29 @@ class Portal:
         finally:
             if held:  # once more: a signal's handler may raise as it begins
                 interrupts.release()
+
+    @contextmanager
+    def opening(self, resident_of: Callable[[Any], LoopUser]) -> Iterator[Callable[..., Any]]:
+        """Give the block a `run` after which ``resident_of(result)`` uses the loop.
+
+        A user that has opened although the block was interrupted is closed again.
+        """
+        opened: list[LoopUser] = []
+
+        def add_user(result: Any) -> None:
+            user = resident_of(result)
+            self.add_user(user)
+            opened.append(user)
+
+        try:
+            yield partial(self.run, on_result=add_user)
+        except BaseException:
+            for user in opened:
+                try:
+                    self.run(user.leave)
+                finally:
+                    self.remove_user(user)
+            raise
 
     # -- the thread's life
 
@@ -438,50 +473,6 @@ class Portal:
             close_inherited(loop)
 
 
-class CrossThreadCall:
-    """One call from another thread, on its way to the loop's."""
-
-    __slots__ = ("_blocks", "_function", "ended", "error", "returned")
-
-    def __init__(self, function: Callable[[], Any], blocks: bool) -> None:
-        self._function = function
-        self._blocks = blocks
-        self.returned: Any = None
-        self.error: BaseException | None = None
-        self.ended = threading.Lock()
-        self.ended.acquire()
-
-    def start(self) -> None:
-        """Start the function; the loop's thread calls this."""
-        returned = self._begin()
-        if returned is None or not self._blocks:
-            self.ended.release()
-            return
-        returned._spin()
-        if returned.is_completed():
-            self.ended.release()
-            return
-        returned._stay_awake()
-        returned._when_done(self.ended.release)
-
-    def _begin(self) -> Any:
-        """Call the function; return its result, or None if it raised."""
-        try:
-            self.returned = returned = self._function()
-        except BaseException as error:  # noqa: BLE001  # raised in the thread that called
-            traceback = error.__traceback__
-            self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame
-            return None
-        return returned
-
-    def cancel(self) -> None:
-        """Cancel what the function has started; the loop's thread calls this."""
-        works = self.returned if isinstance(self.returned, list) else [self.returned]
-        for work in works:
-            if work is not None:
-                work.cancel()
-
-
 def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:
     """Return what ``call`` returns where ``loop``, which is lent, counts as running."""
     try:
@@ -527,6 +518,14 @@ def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> No
         raise NotInitializedError(_CLOSED) from None
 
 
+def _wait_for(ended: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
+    """Acquire ``ended``, which ``loop`` releases. Raises NotInitializedError if the loop ends instead."""
+    while not acquire(ended, SIGNAL_SECONDS):
+        # A loop that ends at this moment calls nothing any more.
+        if loop.is_closed() and not ended.acquire(False):
+            raise NotInitializedError(_CLOSED)
+
+
 @contextmanager
 def blocking_in_cell(name: str, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
     """Let a notebook's cell block in a call of ``name``, although its kernel's loop runs in this thread.
@@ -560,15 +559,6 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
-
-
-def _error_of(future: Future[Any]) -> BaseException | None:
-    """Return the error of ``future`` once it has ended, None if it has a result."""
-    while True:
-        try:
-            return future.exception(SIGNAL_SECONDS)
-        except TimeoutError:
-            continue
 
 
 async def _leave(users: list[LoopUser]) -> None:

@@ -48,10 +48,11 @@ def rejoin(
     buffer_bytes: int | None = None,
 ) -> ProcessGroup:
     """Take the place of a rank that was lost or never there, instead of ``init_process_group``."""
-    with opening_world(None, store) as loop_thread:
-        return loop_thread.run(
+    with opening_world(None, store) as run:
+        group: ProcessGroup = run(
             rejoining.rejoin, inner(store), rank, timeout, buffer_bytes=buffer_bytes
         )
+    return group
 
 
 @mirrors(rejoining.register_elastic)

@@ -171,8 +171,8 @@ class _Opened(Store):
         owner = portal()
         owner.enter()
         try:
-            opened = owner.run(opening)
-            owner.add_user(opened)
+            with owner.opening(lambda opened: opened) as run:
+                opened: _OpenedStore = run(opening)
         finally:
             owner.leave()
         super().__init__(opened.store, _as_timedelta(timeout), owner)

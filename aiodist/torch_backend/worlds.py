@@ -52,8 +52,9 @@ class TorchWorld:
         member = Member(own, store)
         made._portal.enter()
         try:
-            made._run(init_process_group, Backend.AIODIST, None, timeout, size, rank, store, name)
-            made._portal.add_user(member)
+            where = Backend.AIODIST, None, timeout, size, rank, store, name
+            with made._portal.opening(lambda _: member) as run:
+                made._in_context(run, init_process_group, *where)
             heed_signal(own.observer)
         finally:
             made._portal.leave()
@@ -141,6 +142,10 @@ class TorchWorld:
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Await ``function(*args)`` on the portal's loop, with this world as the current one."""
+        result: T = self._in_context(self._portal.run, function, *args)
+        return result
+
+    def _in_context(self, call: Callable[..., Any], *args: Any) -> Any:
         # Torch's calls block, in a coroutine too; the portal refuses that.
         with without_running_loop():
-            return self._context.copy().run(self._portal.run, function, *args)
+            return self._context.copy().run(call, *args)

@@ -84,29 +84,61 @@ def test_an_interrupt_while_a_coroutine_is_handed_over_cancels_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started, cancelled = threading.Event(), threading.Event()
-    hand_over = asyncio.run_coroutine_threadsafe
 
-    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
-        future = hand_over(coroutine, loop)
+    def interrupted(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(start)
         assert started.wait(10)
         signal.raise_signal(signal.SIGINT)
-        return future
 
     async def sleep() -> None:
         started.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
+            await asyncio.sleep(0)
             cancelled.set()
             raise
 
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    monkeypatch.setattr("aiodist.sync.portal._hand_over", interrupted)
     portal = Portal()
     portal.enter()
     try:
         with pytest.raises(KeyboardInterrupt):
             portal.run(sleep)
-        assert cancelled.wait(10)
+        assert cancelled.is_set()  # the next call finds it ended
+    finally:
+        portal.leave()
+
+
+def test_an_interrupt_before_a_coroutine_is_handed_over_drops_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiodist.sync.portal._hand_over", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Portal().run(asyncio.sleep, 60)
+
+
+def test_a_coroutine_is_awaited_by_no_lock_of_pythons_that_an_interrupt_leaves_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A `threading.Condition` that was just entered stays held, and the loop would wait for it."""
+    caller, enter = threading.current_thread(), threading.Condition.__enter__
+
+    def struck(condition: threading.Condition) -> bool:
+        entered = enter(condition)
+        if threading.current_thread() is caller:
+            raise KeyboardInterrupt
+        return entered
+
+    portal = Portal()
+    portal.enter()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Condition, "__enter__", struck)
+            assert portal.run(asyncio.sleep, 0, "result") == "result"
     finally:
         portal.leave()
 

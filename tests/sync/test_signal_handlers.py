@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from socket import create_server
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 import aiodist.sync as dist
 from aiodist.groups.world import current_world
+from aiodist.sync import portal as portal_module
 from aiodist.sync.loop_handoff import LoopHandoff
 from aiodist.sync.portal import portal
 from tests.limits import scaled
@@ -180,6 +182,42 @@ def test_a_handler_that_raises_anywhere_in_a_call_leaves_nothing_held(
         check_is_free(portal().handoff)
     assert number > 10
     assert signal.getsignal(signal.SIGINT) in (handler, portal().handoff.interrupts._ours)
+
+
+@pytest.fixture
+def _struck_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A handler raises once, as the calling thread learns that its coroutine has ended."""
+    wait = portal_module._wait_for
+
+    def struck(*args: Any) -> None:
+        monkeypatch.setattr(portal_module, "_wait_for", wait)
+        wait(*args)
+        raise LateError
+
+    monkeypatch.setattr(portal_module, "_wait_for", struck)
+    yield
+    assert portal_module._wait_for is wait
+
+
+@pytest.mark.usefixtures("_struck_at_the_end")
+def test_an_init_that_is_interrupted_at_its_end_leaves_no_group(tmp_path: Path) -> None:
+    meeting = f"file://{tmp_path}/store"
+    with pytest.raises(LateError):
+        dist.init_process_group(init_method=meeting, rank=0, world_size=1)
+    assert not dist.is_initialized()
+    assert portal()._loop is None
+    dist.init_process_group(init_method=meeting, rank=0, world_size=1)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_struck_at_the_end")
+def test_a_store_that_is_interrupted_as_it_opens_is_closed() -> None:
+    with create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with pytest.raises(LateError):
+        dist.TCPStore("127.0.0.1", port, is_master=True)
+    dist.TCPStore("127.0.0.1", port, is_master=True).close()
+    assert portal()._loop is None
 
 
 def test_a_handler_that_raises_in_a_call_that_sleeps_leaves_nothing_held(
