@@ -156,6 +156,10 @@ class TcpStore(Unpicklable, Store):
 
     async def close(self) -> None:
         """Drop the connection; calls in progress raise DistStoreError. Idempotent; never raises."""
+        loop = self._task.get_loop()
+        if loop is not asyncio.get_running_loop() and loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
+            return
         self._closed = True
         self._drop()
         self._task.cancel()

@@ -485,6 +485,16 @@ async def test_a_wait_that_is_cancelled_while_the_store_closes_is_cancelled(serv
     assert waiting.cancelled()
 
 
+async def test_close_in_another_loop_ends_the_connection_in_its_own(server):
+    store = await TcpStore.connect("127.0.0.1", server.port, soon())
+    call = asyncio.create_task(store.get("absent", Deadline.never()))
+    await asyncio.sleep(0)
+    closing = asyncio.wait_for(store.close(), soon().timeout)
+    await asyncio.to_thread(asyncio.run, closing)
+    with pytest.raises(DistStoreError, match="closed on this side"):
+        await call
+
+
 async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
         task = asyncio.create_task(store.get("a", soon()))
