@@ -387,8 +387,9 @@ class World:
         where = "outside any event loop" if running is None else "in another event loop"
         raise InvalidUsageError(
             f"called {where}: this process group belongs to the loop that init_process_group ran "
-            "in. Call and await it there (by asyncio.run_coroutine_threadsafe from other threads), "
-            "or use aiodist.sync in a program without a loop"
+            "in. Call the function of aiodist, not of aiodist.sync, and await it there (by "
+            "asyncio.run_coroutine_threadsafe from other threads), or make the process group by "
+            "aiodist.sync.init_process_group, whose functions any thread may call"
         )
 
     def check_loop_runs(self) -> None:

@@ -95,6 +95,17 @@ async def test_the_first_error_ends_the_threads_that_are_blocked() -> None:
     assert len(ended) == 2
 
 
+async def test_what_needs_the_loop_itself_names_the_api_to_call_there() -> None:
+    def main(rank: int) -> None:
+        for call in (blocking.new_group, blocking.shrink, blocking.destroy_process_group):
+            with pytest.raises(
+                dist.InvalidUsageError, match=r"function of aiodist, not of aiodist\.sync"
+            ):
+                call()
+
+    await run_ranks(1, main, threads=True)
+
+
 async def test_a_blocking_function_may_raise_stop_iteration() -> None:
     def main(rank: int) -> None:
         raise StopIteration
