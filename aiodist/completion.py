@@ -85,20 +85,22 @@ class Driver(Generic[T]):
         # called) is delivered at its next wait: the loop below looks at _error before waiting.
         self._stepping = True
         self._waiting = None
-        while (coroutine := self._coroutine) is not None:
-            error, self._error = self._error, None
-            try:
-                waiting = coroutine.send(None) if error is None else coroutine.throw(error)
-            except StopIteration as stop:
-                self._end(stop.value, None)
-            except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
-                self._end(None, raised)
-            else:
-                if self._error is None and not waiting.done:
-                    waiting.callback = self._step
-                    self._waiting = waiting
-                    break
-        self._stepping = False
+        try:
+            while (coroutine := self._coroutine) is not None:
+                error, self._error = self._error, None
+                try:
+                    waiting = coroutine.send(None) if error is None else coroutine.throw(error)
+                except StopIteration as stop:
+                    self._end(stop.value, None)
+                except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
+                    self._end(None, raised)
+                else:
+                    if self._error is None and not waiting.done:
+                        waiting.callback = self._step
+                        self._waiting = waiting
+                        break
+        finally:  # an error such as RecursionError may strike between the lines
+            self._stepping = False
 
     def _end(self, value: T | None, error: BaseException | None) -> None:
         self._coroutine = None

@@ -190,6 +190,28 @@ def test_once_ends_with_what_the_last_step_makes_of_the_value() -> None:
     assert ended == [2]
 
 
+def test_a_driver_that_found_no_stack_to_end_is_ended_by_the_next_throw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome, pending = Outcome(), completed(1)
+    driver = Driver(pending_value(pending), outcome)
+
+    def no_stack(*_: Any) -> None:
+        raise RecursionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "_end", no_stack)
+        with pytest.raises(RecursionError):
+            driver.start()
+    driver.throw(KeyError("late"))
+    ((_, error),) = outcome.calls
+    assert isinstance(error, RuntimeError)  # of Python: the coroutine has ended already
+
+
+async def pending_value(pending: Pending[int]) -> int:
+    return await pending
+
+
 def test_once_ends_by_an_error_of_its_pending_of_its_step_or_from_outside() -> None:
     failed: Pending[int] = Pending()
     failed.fail(KeyError("gone"))
