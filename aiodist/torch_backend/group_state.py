@@ -22,7 +22,7 @@ from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.torch_backend import work_registry
 from aiodist.torch_backend.devices import DEVICES, Devices
 from aiodist.torch_backend.futures import Completions, completed_at_once, level_here
-from aiodist.torch_backend.options import seconds_of
+from aiodist.torch_backend.options import BackendOptions, seconds_of
 from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
 from aiodist.torch_backend.submission import Operation, Operations, Started, all_started
@@ -182,6 +182,10 @@ class Membership(_Base):  # type: ignore[misc]  # see above
                 f"backend for {device.type}"
             )
         return self
+
+    @property
+    def options(self) -> BackendOptions:
+        return BackendOptions(self._engine)
 
     def getBackendName(self) -> str:  # noqa: N802  # C++ asks for it by this name
         return "aiodist"

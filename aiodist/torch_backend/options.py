@@ -6,11 +6,42 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from torch._C import _distributed_c10d as c10d
+
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.torch_backend.torch_work import timeout_seconds
 from aiodist.types import ReduceOp
 
 T = TypeVar("T")
+
+_NO_LIMIT = timedelta(
+    days=365
+)  # C++ takes no infinite timeout, and `timedelta.max` overflows there
+
+
+class BackendOptions:
+    """The ``options`` of a group's backend: programs read the timeout there, and set it.
+
+    A copy is an object of torch's own, which has the timeout of now. torch's ``split_group`` makes one.
+    """
+
+    backend = "aiodist"
+
+    def __init__(self, group: GroupEngine) -> None:
+        self._group = group
+
+    @property
+    def _timeout(self) -> timedelta:
+        seconds = self._group.timeout
+        return _NO_LIMIT if seconds is None else timedelta(seconds=seconds)
+
+    @_timeout.setter
+    def _timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return c10d.Backend.Options(self.backend, self._timeout)
 
 
 def seconds_of(opts: Any) -> float | None:

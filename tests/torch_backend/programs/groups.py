@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import faulthandler
+import math
 import os
 import weakref
 from collections import Counter
@@ -61,6 +63,11 @@ def answers(rank: int, size: int) -> None:
         whole.set_timeout(None)
     with pytest.raises(InvalidUsageError, match="timeout must be positive"):
         dist.new_group([0, 1], timeout=timedelta(seconds=-1))
+    options = named._get_backend(torch.device("cpu")).options  # as programs for Gloo and NCCL ask
+    options._timeout = timedelta(seconds=7)
+    assert (named._engine.timeout, options._timeout) == (7, timedelta(seconds=7))
+    named.set_timeout(math.inf)
+    assert options._timeout == copy.deepcopy(options)._timeout == timedelta(days=365)
     t = torch.ones(1)
     dist.all_reduce(t)
     assert t.item() == size
@@ -141,7 +148,9 @@ def subgroups(rank: int, size: int) -> None:
 
 def splitting(rank: int, size: int) -> None:
     half = [r for r in range(size) if r % 2 == rank % 2]
-    part = dist.group.WORLD.split_group(half, timedelta(seconds=20), group_name="half")
+    options = copy.deepcopy(dist.group.WORLD.options)  # which torch's function passes
+    assert options._timeout == timedelta(seconds=60)
+    part = dist.group.WORLD.split_group(half, timedelta(seconds=20), options, "half")
     assert (part.rank(), part.size()) == (half.index(rank), len(half))
     assert part.group_name == "half"
     t = torch.tensor([float(rank)])
