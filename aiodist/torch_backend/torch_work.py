@@ -164,9 +164,16 @@ class TorchReceive(TorchWork):
 
 
 def timeout_seconds(timeout: timedelta | None) -> float | None:
-    """Return the seconds of a timeout that torch passes, or None for its default."""
+    """Return the seconds of a timeout that torch passes, or None for its default.
+
+    Raises TypeError for anything but a timedelta, as torch's own works do.
+    """
     if timeout is None:
         return None
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"timeout must be a timedelta, such as timedelta(seconds=5), not {timeout!r}"
+        )
     seconds = timeout.total_seconds()
     return seconds if seconds > 0 else None
 

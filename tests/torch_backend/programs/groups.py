@@ -68,6 +68,10 @@ def answers(rank: int, size: int) -> None:
     assert (named._engine.timeout, options._timeout) == (7, timedelta(seconds=7))
     named.set_timeout(math.inf)
     assert options._timeout == copy.deepcopy(options)._timeout == timedelta(days=365)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    with pytest.raises(TypeError, match="timeout must be a timedelta, such as"):
+        work.wait(5)
+    assert work.wait(timedelta(seconds=20))
     t = torch.ones(1)
     dist.all_reduce(t)
     assert t.item() == size
