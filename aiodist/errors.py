@@ -170,7 +170,10 @@ class GroupEndedError(CollectiveError):
 
 
 class GroupRevokedError(GroupEndedError):
-    """Rank ``rank`` revoked the group, or its members went on in another one: `shrink` gives that."""
+    """Rank ``rank`` revoked the group, or its members went on in another one: `shrink` gives that.
+
+    It also ends a group over torch's groups in which a collective failed that torch had begun.
+    """
 
 
 class GroupClosedError(CollectiveError):

@@ -16,6 +16,7 @@ from aiodist.groups.collective_backend import (
     Start,
     StreamSettings,
 )
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.operation import Collective, Operation, Tensor
@@ -36,7 +37,6 @@ class MixedBackend(CollectiveBackend):
         """The backend of each kind of device."""
         self._first = by_device.get("cpu") or next(iter(by_device.values()))
         self._all = tuple(dict.fromkeys(by_device.values()))
-        self.is_fragile = any(backend.is_fragile for backend in self._all)
         self.why_fixed = next((b.why_fixed for b in self._all if b.why_fixed), "")
 
     def start(
@@ -46,6 +46,10 @@ class MixedBackend(CollectiveBackend):
 
     def prepare(self, operation: Collective[None], start: Start) -> Start:
         return self._backend_for(operation).prepare(operation, start)
+
+    def ends_group(self, fingerprint: Fingerprint | None, error: BaseException) -> bool:
+        # A disagreement about a collective over aiodist's streams may fail a later one that MPI has begun.
+        return bool(self.why_fixed) or any(b.ends_group(fingerprint, error) for b in self._all)
 
     def _backend_for(self, operation: Operation[Any]) -> CollectiveBackend:
         tensor = operation.placed

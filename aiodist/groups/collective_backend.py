@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from aiodist.completion import T
 from aiodist.deadline import Deadline
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
@@ -93,9 +94,6 @@ class CollectiveBackend(ABC):
 
     name: str
 
-    is_fragile = False
-    """Whether a collective that failed on any rank ends the group: what it began cannot be undone."""
-
     why_fixed = ""
     """Why the group's ranks can neither become fewer nor others (`shrink`, `grow`); "" where they can."""
 
@@ -106,6 +104,14 @@ class CollectiveBackend(ABC):
         are not gathered again; operations that start earlier wait for it. Raises a DistError that
         says what is missing.
         """
+
+    def ends_group(self, fingerprint: Fingerprint | None, error: BaseException) -> bool:
+        """Return whether a collective that failed by ``error`` on any rank ends the group.
+
+        That is so if it may have begun what cannot be undone. All ranks answer alike. ``fingerprint``:
+        the collective's; None if it ended well on this rank, too long ago to be remembered.
+        """
+        return False
 
     def close(self) -> None:  # noqa: B027  # most hold nothing
         """Give back what is held: the group is closed, and its operations have failed.

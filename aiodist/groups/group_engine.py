@@ -47,7 +47,7 @@ log = logging.getLogger("aiodist")
 
 
 REMEMBERED = 256
-"""Collectives that have ended well."""
+"""Collectives that have ended."""
 
 
 class ShmPlan(NamedTuple, Generic[T]):
@@ -73,12 +73,12 @@ class CompletedOperations:
         self.ring: list[tuple[int, Fingerprint] | None] = [None] * REMEMBERED
 
     def get(self, sequence: int) -> Fingerprint | None:
-        """Return what collective ``sequence`` was; None if it is not remembered, or has not ended well."""
+        """Return what collective ``sequence`` was; None if it is not remembered."""
         found = self.ring[sequence % REMEMBERED]
         return None if found is None or found[0] != sequence else found[1]
 
     def add(self, sequence: int, fingerprint: Fingerprint) -> None:
-        """Remember a collective that has ended well."""
+        """Remember a collective that has ended."""
         self.ring[sequence % REMEMBERED] = sequence, fingerprint
 
     def pop(self, sequence: int) -> Fingerprint | None:
@@ -109,6 +109,7 @@ class GroupEngine(Messaging):
         self._failures: dict[int, DistError] = {}  # of collectives that have not started here
         self._heard: set[int] = set()  # failures of collectives that all the others know
         self._finished = CompletedOperations()
+        self._failed = CompletedOperations()
         self._turns: list[Pending[None]] = []
         self._trouble: Exception | None = None  # of the next collective, which fails with it
         self._earlier: Sequence[int] = ()  # collectives whose ends the next one waits for
@@ -330,14 +331,16 @@ class GroupEngine(Messaging):
         self.status_queries.drop(sequence)
         if told is None:
             self._finished.add(sequence, fingerprint)
-        elif sequence in self._heard:
+            return
+        self._failed.add(sequence, fingerprint)
+        if heard := sequence in self._heard:
             self._heard.discard(sequence)
         elif isinstance(told, PeerLostError):
             self.peer_lost(told)
         else:
             self.world.announce(self, sequence, told)
-        if told is not None and self.backend.is_fragile:
-            self._break(told)
+        if self.backend.ends_group(fingerprint, told):
+            self._break(told, heard=heard)
 
     def next_turn(self) -> Pending[None]:
         """Return what is done in the next turn of the event loop, for bodies that take long.
@@ -475,12 +478,12 @@ class GroupEngine(Messaging):
         elif sequence >= self.n_started:
             self._failures.setdefault(sequence, error)
         else:
-            if self._finished.pop(sequence) is not None:
+            if (fingerprint := self._finished.pop(sequence)) is not None:
                 log.error("an operation that has ended on this rank failed elsewhere: %s", error)
                 if isinstance(error, CollectiveMismatchError):
                     self._disputed = sequence, error
-            if self.backend.is_fragile:
-                self._break(error)
+            if self.backend.ends_group(fingerprint or self._failed.get(sequence), error):
+                self._break(error, heard=True)
 
     def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
         if self.communicator is not None:

@@ -131,17 +131,26 @@ class GroupLifecycle(ABC):
 
     # -- what ends it without being asked
 
-    def _break(self, error: DistError) -> None:
-        """End the group: a collective failed that the backend cannot take back."""
+    def _break(self, error: DistError, *, heard: bool) -> None:
+        """End the group: a collective failed that the backend cannot take back.
+
+        ``heard``: another member said so.
+        """
         self.is_broken = True
         if self._error is not None:
             return
-        broken = GroupClosedError(
+        text = (
             f"group {self.group_name!r} cannot go on, since backend {self.backend.name!r} cannot "
-            f"call back what it has begun when an operation fails ({error}); start anew with "
-            "destroy_process_group() and init_process_group()",
-            group=self.group_name,
+            f"call back what it has begun when an operation fails ({error}); "
         )
+        if not self.backend.why_fixed:
+            text += "shrink() gives a group to go on with"
+            rank = getattr(error, "rank", -1)
+            revoked = GroupRevokedError(text, group=self.group_name, rank=rank)
+            self._revoke(revoked, heard=heard)
+            return
+        text += "start anew with destroy_process_group() and init_process_group()"
+        broken = GroupClosedError(text, group=self.group_name)
         self._error = broken
         self._need_not_tell()
         self._fail_all(broken)

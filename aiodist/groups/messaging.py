@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.alignment import SHORT
 from aiodist.completion import T, Unfinished
-from aiodist.errors import GroupClosedError, InvalidUsageError, PeerLostError
+from aiodist.errors import (
+    CollectiveMismatchError,
+    GroupClosedError,
+    InvalidUsageError,
+    PeerLostError,
+)
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext, MessageContext
 from aiodist.groups.group_lifecycle import GroupLifecycle, GroupSpec
@@ -74,6 +79,9 @@ class CollectiveGate(Protocol):
     def leave(self, context: CollectiveContext) -> None:
         """Note that the collective, which had called `enter`, has ended well."""
 
+    def disagreed(self, context: CollectiveContext) -> None:
+        """Note that the ranks disagree about the collective, which had called `enter`."""
+
 
 async def through_gate(
     gate: CollectiveGate,
@@ -82,10 +90,14 @@ async def through_gate(
 ) -> T:
     """Await ``body(context)`` between `enter` and `leave` of ``gate``.
 
-    One that fails does not leave: it ends the group, and the next must not begin before that.
+    One that fails otherwise does not leave: it ends the group, and the next must not begin before that.
     """
-    await gate.enter(context)
-    result = await body(context)
+    try:
+        await gate.enter(context)
+        result = await body(context)
+    except CollectiveMismatchError:
+        gate.disagreed(context)
+        raise
     gate.leave(context)
     return result
 

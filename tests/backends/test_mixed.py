@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import aiodist as dist
 from aiodist.backends.mixed import MixedBackend
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.message import Recv, RecvNew, Send, SendObject
 from aiodist.groups.object_operation import BroadcastObject
 from aiodist.groups.operation import (
@@ -130,7 +132,6 @@ async def test_a_collective_of_different_devices_is_refused_on_all_ranks(
 class Backend:
     """Says who was called with what; stands for a backend whose device is not here."""
 
-    is_fragile = False
     why_fixed = ""
 
     def __init__(self, name: str) -> None:
@@ -181,11 +182,22 @@ def test_each_operation_goes_to_the_backend_of_its_device(device: str) -> None:
         assert cast(Any, mixed.start(operation, 3.0)) == (device, "start", (operation, 3.0), {})
 
 
+@pytest.mark.parametrize("why_fixed", ["", "MPI has the ranks"])
+def test_a_failure_ends_the_group_if_it_may_reach_what_mpi_has_begun(why_fixed: str) -> None:
+    def backend(ends: bool, fixed: str = "") -> Any:
+        return Mock(why_fixed=fixed, ends_group=lambda fingerprint, error: ends)
+
+    lasting = MixedBackend("a mix", {"cpu": backend(False, why_fixed), "cuda": backend(False)})
+    assert lasting.ends_group(Fingerprint("barrier"), ValueError()) is bool(why_fixed)
+    mixed = MixedBackend("a mix", {"cpu": backend(False), "cuda": backend(True)})
+    assert mixed.ends_group(Fingerprint("barrier"), ValueError())
+
+
 def test_all_backends_are_closed_although_one_of_them_raises() -> None:
     closed: list[str] = []
 
     class Backend:
-        is_fragile, why_fixed = False, ""
+        why_fixed = ""
 
         def __init__(self, name: str) -> None:
             self.name = name

@@ -181,7 +181,7 @@ class Rank:
         self.engine = engine = GroupEngine(
             world, GroupSpec("group", members, Backend("aiodist"), math.inf)
         )
-        engine.backend = SimpleNamespace(is_fragile=False)  # type: ignore[assignment]
+        engine.backend = SimpleNamespace(ends_group=lambda *_: False)  # type: ignore[assignment]
         memory: Any = self.memory
         self.communicator = engine.communicator = ShmCommunicator(engine, memory, 0)
         self.communicator._fence = Fence(host.scheduler.memory, number)  # type: ignore[assignment]

@@ -16,8 +16,14 @@ from aiodist.backends.native import NativeBackend
 from aiodist.backends.polling import awaited
 from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
-from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
+from aiodist.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    InvalidUsageError,
+)
 from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Message
 from aiodist.groups.operation import Collective, Operation, Tensor
@@ -30,11 +36,11 @@ class MpiBackend(CollectiveBackend):
     """One communicator, made when the group is; operations that start earlier wait for it.
 
     Checks, staging, objects and what MPI's reductions lack are the native backend's, over MPI's
-    messages. A collective that fails on any rank ends the group: MPI cannot take it back.
+    messages. A collective that fails on any rank ends the group, unless the ranks disagreed about it:
+    MPI cannot take back what has begun.
     """
 
     name = "mpi"
-    is_fragile = True
     why_fixed = (
         "the processes of an MPI job are MPI's for good. Start the job anew, or go on among all of "
         'them by destroy_process_group() and init_process_group("mpi"). A job that is to outlive '
@@ -45,7 +51,7 @@ class MpiBackend(CollectiveBackend):
         self._gate = Gate()
         self._closed = False
         self._loop = group.world.loop
-        agreement = MpiAgreement(self._gate, group.size, checks(os.environ))
+        self._agreement = agreement = MpiAgreement(self._gate, group.size, checks(os.environ))
         self._group = group
         run = MpiOperations(group, self._gate, agreement)
         self._native = NativeBackend(group, run, change=MpiReduction)
@@ -127,8 +133,12 @@ class MpiBackend(CollectiveBackend):
         self._gate.shut(DistBackendError(f"group {self._group.group_name!r} is closed"))
         if was_open:
             quiet = self._gate.poller.close()
-            if quiet and not self._group.is_broken:
+            leftovers = self._group.is_broken or self._agreement.has_leftovers
+            if quiet and not leftovers:
                 self._gate.comm.Free()
+
+    def ends_group(self, fingerprint: Fingerprint | None, error: BaseException) -> bool:
+        return not (self._agreement.compares and isinstance(error, CollectiveMismatchError))
 
     # -- operations
 

@@ -46,7 +46,10 @@ class MpiAgreement:
     def __init__(self, gate: Gate, size: int, enabled: bool) -> None:
         self._gate = gate
         self._size = size
-        self._enabled = enabled and size > 1
+        self.compares = enabled and size > 1
+        """Whether no collective begins before all ranks agree about it."""
+        self.has_leftovers = False
+        """Whether messages about a disagreement may be left in the communicator."""
         self._last: Pending[None] | None = None
         self._turns: dict[int, Pending[None]] = {}
 
@@ -65,12 +68,19 @@ class MpiAgreement:
             self._last = None
         mine.complete(None)
 
+    def disagreed(self, context: CollectiveContext) -> None:
+        # Invariant: one rank found it out by its sum, so every rank has begun that sum, and nothing more.
+        # So MPI will match the next collective of each rank.
+        if self.compares:
+            self.has_leftovers = True
+            self.leave(context)
+
     async def compare(self, context: Channel, known: Sequence[int] = (), balance: int = 0) -> None:
         """Raise CollectiveMismatchError, on all ranks, unless all pass the same ``known``.
 
         ``balance``: this rank's share of what has to add up to zero, see `sending`.
         """
-        if not self._enabled or not isinstance(context, CollectiveContext):
+        if not self.compares or not isinstance(context, CollectiveContext):
             return
         mine = _hash(context.meta, known)
         sums = np.array([mine, balance & _MASK], np.uint64)

@@ -23,7 +23,7 @@ from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.completion import Pending, T
 from aiodist.deadline import Deadline
-from aiodist.errors import DistBackendError, ProtocolError
+from aiodist.errors import CollectiveMismatchError, ProtocolError
 from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
@@ -51,8 +51,6 @@ class TorchBackend(CollectiveBackend):
     aiodist's own streams.
     """
 
-    is_fragile = True
-
     def __init__(self, group: GroupEngine, kind: TorchKind) -> None:
         self.name = kind.name
         self._group = group
@@ -76,6 +74,15 @@ class TorchBackend(CollectiveBackend):
 
     async def ready(self, deadline: Deadline) -> None:
         await self._messages.ready(deadline)
+
+    def ends_group(self, fingerprint: Fingerprint | None, error: BaseException) -> bool:
+        """Do as `CollectiveBackend.ends_group`. Only what goes elsewhere goes through torch.
+
+        Where collectives begin once all ranks agree, one of which ranks disagree has begun on no rank.
+        """
+        if isinstance(error, CollectiveMismatchError):  # the ranks' fingerprints differ
+            return not self._messages.kind.agrees_first
+        return fingerprint is None or fingerprint.elsewhere
 
     def close(self) -> None:
         self._messages.close()
@@ -263,8 +270,6 @@ class TorchBackend(CollectiveBackend):
         may_begin: Pending[bool] = Pending()
 
         def stage() -> None:
-            if not may_begin.value:
-                raise DistBackendError("it was given up before it began")
             for slot in inputs:
                 slot.load()
 
@@ -273,6 +278,8 @@ class TorchBackend(CollectiveBackend):
                 finish()
             for slot in outputs:
                 slot.store()
+
+        apart = replace(call.fingerprint, elsewhere=True)
 
         async def body(context: CollectiveContext) -> None:
             if not is_late:
@@ -286,12 +293,12 @@ class TorchBackend(CollectiveBackend):
                 await check(context)
                 may_begin.complete(True)
                 await running.over
-            except BaseException:
-                running.leave()
+            except BaseException as error:
+                if self.ends_group(apart, error):
+                    running.leave()
                 may_begin.complete(False)
                 raise
 
-        apart = replace(call.fingerprint, elsewhere=True)
         return self._group.collective(apart, body, call.timeout)
 
     def _deal(

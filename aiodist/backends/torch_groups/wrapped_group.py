@@ -177,6 +177,8 @@ class WrappedGroup:
                 if self._torch is None:
                     self.check()
                     raise DistBackendError(f"{self.name} is not there any more")
+                if may_begin is not None and not may_begin.value:
+                    raise DistBackendError("it was given up before it began")
                 self._let_last(math.inf if seconds is None else seconds)
                 with here(self._lanes):
                     try:

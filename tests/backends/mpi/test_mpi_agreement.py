@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.backends.mpi.mpi_agreement import MpiAgreement, checks, sending
 from aiodist.completion import Driver, Pending, completed
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.messaging import through_gate
@@ -67,8 +67,8 @@ def test_a_collective_waits_for_all_others_until_all_have_come() -> None:
     assert context.waiting_for() == []
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_no_collective_begins_behind_one_that_fails(fails: bool) -> None:
+@pytest.mark.parametrize("error", [ValueError(), CollectiveMismatchError("lengths"), None])
+def test_no_collective_begins_behind_one_that_fails(error: Exception | None) -> None:
     """MPI would take it for the one that the other ranks are in, and mix up their memory."""
     gate: Any = SimpleNamespace(passed=lambda: completed(None))
     agreement = MpiAgreement(gate, 3, enabled=False)
@@ -86,5 +86,5 @@ def test_no_collective_begins_behind_one_that_fails(fails: bool) -> None:
     start(0)
     start(1)
     assert begun == [0]
-    first.fail(ValueError()) if fails else first.complete(None)
-    assert begun == ([0] if fails else [0, 1])
+    first.complete(None) if error is None else first.fail(error)
+    assert begun == ([0, 1] if error is None else [0])

@@ -172,11 +172,14 @@ async def test_invalid_arguments_are_refused_at_the_call(
     ids=["gather", "gather_single", "scatter", "all_to_all", "all_gather", "reduce_scatter"],
 )
 async def test_ranks_that_disagree_about_lengths_all_raise(call: Callable[[int], Any]) -> None:
-    """torch itself would hang, or mix up memory."""
+    """torch itself would hang, or mix up memory. As it has not begun, the group goes on."""
 
     async def body(rank: int) -> None:
         with pytest.raises(dist.CollectiveMismatchError, match="ranks disagree"):
             await call(rank)
+        tensor = torch.ones(4)
+        await dist.all_reduce(tensor)
+        assert tensor.tolist() == [3] * 4
 
     await run_ranks(3, body, backend="torch:gloo")
 

@@ -28,7 +28,7 @@ async def test_a_timeout_names_the_missing_ranks_and_ends_the_group() -> None:
         if rank == 0:
             with pytest.raises(dist.CollectiveTimeoutError, match="rank 1 did not enter"):
                 await dist.all_reduce(tensor, group=group, timeout=0.2)
-            with pytest.raises(dist.GroupClosedError, match="cannot call back"):
+            with pytest.raises(dist.GroupRevokedError, match=r"cannot call back.*; shrink"):
                 await dist.all_reduce(tensor, group=group)
             await dist.send_object_list(["failed"], 1)
         else:
@@ -105,14 +105,66 @@ async def test_a_cancelled_collective_fails_on_all_ranks() -> None:
     await run_ranks(2, body)
 
 
-async def test_ranks_that_disagree_find_out() -> None:
+async def test_ranks_that_disagree_find_out_and_go_on() -> None:
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")
+        tensor = torch.ones(4 + (rank == 1))
+        later = torch.ones(4)
+        disputed = dist.all_reduce(tensor, group=group)
+        work = dist.all_reduce(later, group=group)
         with pytest.raises(dist.CollectiveMismatchError, match="ranks disagree"):
-            await dist.all_reduce(torch.ones(4 + rank), group=group)
+            await disputed
+        await work
+        assert later.tolist() == [3] * 4
+        await dist.all_reduce(later, group=group)
+        assert later.tolist() == [9] * 4
+        assert tensor.sum() == tensor.numel()
         await dist.barrier()
 
-    await run_ranks(2, body)
+    await run_ranks(3, body)
+
+
+async def test_a_group_whose_collective_has_failed_shrinks() -> None:
+    """Also a rank that has not started that collective: it learns of the end by the group."""
+
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo")
+        if rank == 0:
+            with pytest.raises(dist.CollectiveTimeoutError):
+                await dist.all_reduce(torch.ones(4), group=group, timeout=0.2)
+        else:
+            with pytest.raises(dist.GroupRevokedError, match=r"timed out after 0\.2 s on rank 0"):
+                await dist.recv(src=3 - rank, group=group)
+        group = await dist.shrink(group)
+        assert dist.get_backend(group) == "torch:gloo"
+        tensor = torch.ones(4)
+        await dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [3] * 4
+        await dist.barrier()
+
+    await run_ranks(3, body)
+
+
+@pytest.mark.parametrize("backend", ["torch:gloo", "cpu:torch:gloo,cuda:aiodist"])
+async def test_what_does_not_go_through_torch_fails_alone(backend: str) -> None:
+    async def body(rank: int) -> None:
+        works = [dist.all_gather_object([None] * 3, rank), dist.all_gather_new(torch.ones(4))]
+        if rank != 1:
+            for (
+                work
+            ) in works:  # which these two ranks have ended when they hear of each other's failure
+                work.cancel()
+        else:
+            for work in works:
+                with pytest.raises(dist.CollectiveCancelledError):
+                    await work
+        with pytest.raises(dist.CollectiveError if rank else TypeError, match="does not travel"):
+            await dist.all_gather_object([None] * 3, rank if rank else object())
+        tensor = torch.ones(4)
+        await dist.all_reduce(tensor)
+        assert tensor.tolist() == [3] * 4
+
+    await run_ranks(3, body, backend=backend)
 
 
 async def test_a_collective_that_ranks_disagree_about_does_not_begin(

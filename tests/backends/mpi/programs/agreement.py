@@ -90,15 +90,25 @@ def _one_longer() -> list[np.ndarray]:
 
 
 async def agreement() -> None:
-    """On any ranks from two on; the last one is the odd one out."""
+    """On any ranks from two on; the last one is the odd one out. The group goes on."""
     size = dist.get_world_size()
     odd = int(dist.get_rank() == size - 1)
     for call, words in MISMATCHES.values():
         group = await dist.new_group()
+        disputed = call(odd, group)
+        later = torch.ones(4, dtype=torch.bfloat16)  # which goes by messages
+        work = dist.all_reduce(later, group=group)
         with pytest.raises(dist.CollectiveMismatchError, match=words):
-            await call(odd, group)
-        with pytest.raises(dist.GroupClosedError, match="cannot go on, since backend 'mpi'"):
-            dist.barrier(group)
+            await disputed
+        await work
+        assert (later == size).all()
+        await dist.barrier(group)
+        await dist.destroy_process_group(group)
+        # It has a communicator of its own, with nothing of the other group's in it.
+        fresh = await dist.new_group()
+        await dist.all_reduce(later, group=fresh)
+        assert (later == size * size).all()
+        await dist.destroy_process_group(fresh)
     await _in_turn(dist.get_rank(), size)
 
 
