@@ -17,13 +17,14 @@ from aiodist.backends.polling import until
 from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.completion import T
 from aiodist.groups.argument_checks import Members
-from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, StreamSettings
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream, Start, StreamSettings
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+from aiodist.tensors import reduction
 from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.tensors.pieces import Pieces
 from aiodist.tensors.torch_tensor_lists import DeviceReduction
@@ -88,11 +89,23 @@ class DeviceBackend(CollectiveBackend):
         started = self._group.world.as_its_loop(begin, operation, timeout)
         return started
 
+    def prepare(self, operation: Collective[None], start: Start) -> Start:
+        if operation.kind in _KINDS:
+            slots = self._open(operation)[1]
+            device_of(slots)
+            if (op := getattr(operation, "op", None)) is not None:
+                reduction(op, slots[0].dtype, self._group.size)
+        return start
+
+    def _open(self, operation: Collective[None]) -> tuple[Opened[Slot], list[Slot]]:
+        """Return its tensors, opened and checked, and all of them in a row."""
+        opened = operation.open(partial(Slot, device=self._device), self._group)
+        return opened, [*opened.inputs, *opened.outputs]
+
     def _begin(
         self, operation: Collective[None], timeout: float | None
     ) -> CompletedRecord | Work[None]:
-        opened = operation.open(partial(Slot, device=self._device), self._group)
-        slots = [*opened.inputs, *opened.outputs]
+        opened, slots = self._open(operation)
         device = device_of(slots)
         nbytes = _agreed_bytes(operation.kind, opened)
         if nbytes is not None and nbytes <= self._small:

@@ -96,6 +96,31 @@ async def test_collectives_of_little_data_go_through_the_host_where_all_ranks_kn
     await run_ranks(2, body)
 
 
+async def test_a_persistent_collective_is_checked_when_it_is_prepared(
+    memories: Callable[..., MemfdMemory],
+) -> None:
+    async def body(rank: int) -> None:
+        install(memories())
+        with pytest.raises(TypeError, match="BAND is not defined for float32"):
+            dist.all_reduce_init(torch.ones(4), dist.ReduceOp.BAND)
+        with pytest.raises(TypeError, match="no arithmetic"):
+            dist.all_reduce_init(torch.ones(4).to(torch.float8_e5m2))
+        with pytest.raises(dist.InvalidUsageError, match="it must have 2"):
+            dist.reduce_scatter_tensor_init(torch.ones(4), torch.ones(9))
+        with pytest.raises(dist.InvalidUsageError, match="tensor is on meta"):
+            dist.broadcast_init(torch.ones(4, device="meta"), 0)
+        await dist.barrier_init().start()
+        for dtype in (torch.float32, torch.uint16):  # the latter goes through the host
+            tensor = torch.full((20_000,), rank + 1, dtype=dtype)
+            persistent = dist.all_reduce_init(tensor)
+            works = [persistent.start(), persistent.start()]
+            for work in works:
+                await work
+            assert tensor.tolist() == [6] * 20_000
+
+    await run_ranks(2, body)
+
+
 async def test_operations_under_way_at_once_take_turns(
     memories: Callable[..., MemfdMemory],
 ) -> None:
