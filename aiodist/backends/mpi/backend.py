@@ -131,7 +131,9 @@ class MpiBackend(CollectiveBackend):
         self._native.close()
         was_open = self._gate.is_open
         self._gate.shut(DistBackendError(f"group {self._group.group_name!r} is closed"))
-        if was_open:
+        if (
+            was_open and not self._gate.mpi.Is_finalized()
+        ):  # MPI ends a process that calls it after that
             quiet = self._gate.poller.close()
             leftovers = self._group.is_broken or self._agreement.has_leftovers
             if quiet and not leftovers:

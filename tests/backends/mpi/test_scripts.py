@@ -98,6 +98,18 @@ except dist.DistBackendError as error:
     print(error)
 """
 
+FINALIZED = """
+from mpi4py import MPI
+
+import aiodist.sync as dist
+
+dist.init_process_group("mpi")
+dist.barrier()
+MPI.Finalize()
+dist.destroy_process_group()
+print("done")
+"""
+
 UNAVAILABLE = """
 import asyncio
 
@@ -166,6 +178,11 @@ def test_tasks_of_srun_without_mpi_are_warned_of(
     assert output.count("although SLURM_STEP_NUM_TASKS is 3: with backend 'mpi'") == warnings
     assert output.count("Start the ranks by srun --mpi=pmix") == warnings
     assert output.strip().endswith("size 1")
+
+
+@pytest.mark.slow
+def test_a_group_closes_after_the_program_has_finalised_mpi(mpi: MpiEnvironment) -> None:
+    assert python(mpi, FINALIZED).strip().endswith("done")
 
 
 @pytest.mark.slow
