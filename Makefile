@@ -37,7 +37,7 @@ help:
 	@echo "make check-torch-versions  whether a newer torch has appeared than those"
 	@echo "make test-pytorch CHECKOUT=...  PyTorch's own tests, out of a checkout of v2.6.0, beside Gloo (gigabytes; hours)"
 	@echo "make test-install   an environment of pip install aiodist alone, with the torch it brings, trains by DDP (gigabytes)"
-	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
+	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, torchmetrics, Ignite, Ray Train, Dask, torchft"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between two hosts; bench-hosts: between four)"
 	@echo "make test-benchmarks  whole runs of the benchmarks, besides the few in make test"
 	@echo "make test-examples   whole recipes, notebooks and applications, MPI on all ranks, all of torch's own tests"

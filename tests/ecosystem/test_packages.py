@@ -74,11 +74,21 @@ def test_a_program_that_names_the_backend_learns_what_gloo_learns(
     assert ours[1:] == gloo[1:]
 
 
-def test_transformers_trainer_learns_over_aiodist_in_place_of_gloo(tmp_path: Path) -> None:
+def test_metrics_of_torchmetrics_are_those_over_gloo(tmp_path: Path) -> None:
     ours, gloo = (
-        result(
-            run(tmp_path, *TORCHRUN, f"{PROGRAMS}.transformers_trainer", AIODIST_INSTEAD_OF=name)
-        )
+        result(run(tmp_path, *TORCHRUN, f"{PROGRAMS}.torchmetrics_sync", backend))
+        for backend in ("aiodist", "gloo")
+    )
+    assert (ours[0], gloo[0]) == ("aiodist", "gloo")
+    assert ours[1:] == gloo[1:]
+
+
+@pytest.mark.parametrize("program", ["transformers_trainer", "ignite_training"])
+def test_a_program_that_asks_for_gloo_learns_the_same_over_aiodist(
+    program: str, tmp_path: Path
+) -> None:
+    ours, gloo = (
+        result(run(tmp_path, *TORCHRUN, f"{PROGRAMS}.{program}", AIODIST_INSTEAD_OF=name))
         for name in ("gloo", "")
     )
     assert (ours[0], gloo[0]) == ("aiodist", "gloo")
