@@ -275,7 +275,7 @@ def arm_without_another_look(receiver: ShmReceiver) -> bool:
 
 
 def drain_without_another_look(receiver: ShmReceiver) -> None:
-    """Do as `ShmReceiver.drain_before_stream`, but do not look at the records behind the message of the stream."""
+    """Do as `ShmReceiver.drain_before_stream`, without the look at the records behind the message."""
     while receiver._incoming is not None:
         receiver._go_on()
     while receiver._next(wanted=False):
