@@ -20,8 +20,8 @@ from aiodist.api.settings import (
     capacity_from,
     check_later_settings,
     init_timeout_from,
+    liveness_timeout_from,
     memory_of,
-    patience_from,
     pickle_from,
     schemes_from,
     shared_bytes_from,
@@ -142,7 +142,7 @@ async def init_process_group(
     size_from(os.environ)
     check_later_settings(os.environ)
     table_from(os.environ)
-    patience = patience_from(liveness_timeout, os.environ)
+    silence_limit = liveness_timeout_from(liveness_timeout, os.environ)
     world.allow_pickle = pickle_from(allow_pickle, os.environ)
     deadline = Deadline(init_timeout_from(init_timeout, os.environ, timeout))
     meets_all = init_method in (None, "env://") and store is None and world_size != 1
@@ -161,7 +161,7 @@ async def init_process_group(
             store=store,
             deadline=deadline,
             environ=os.environ,
-            patience=patience,
+            silence_limit=silence_limit,
         )
         try:
             async with met.failing_on_loss():
@@ -171,9 +171,11 @@ async def init_process_group(
                 if met.rank == 0:  # the others were given the same, most likely
                     for misspelt in misspelt_in(os.environ):
                         log.warning("%s", misspelt)
-                watched = patience > 0 and places > 1
+                watched = silence_limit > 0 and places > 1
                 heartbeat = (
-                    HeartbeatThread(met.rank, places, transports, patience) if watched else None
+                    HeartbeatThread(met.rank, places, transports, silence_limit)
+                    if watched
+                    else None
                 )
                 memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
                 make = partial(Endpoint, window=window, heartbeat=heartbeat, memory=memory)

@@ -22,7 +22,7 @@ from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.settings import (
     check_later_settings,
     init_timeout_from,
-    patience_from,
+    liveness_timeout_from,
     pickle_from,
     schemes_from,
     streams_from,
@@ -54,7 +54,7 @@ log = logging.getLogger("aiodist")
 STORE_VARIABLE = "AIODIST_REJOIN_STORE"
 COUNT_VARIABLE = "AIODIST_RESTART_COUNT"
 
-_PATIENCE_SECONDS = 60.0
+_LONG_WAIT_SECONDS = 60.0
 """How long a newcomer waits before it logs that it does: members may call `grow` once in an epoch."""
 
 _WITHDRAW_SECONDS = 1.0
@@ -160,9 +160,12 @@ async def _come_in(
     schemes = schemes_from(os.environ)
     hosts = choose_hosts(launcher, os.environ) or (default_address(),)
     world.open(rank, -1, None)
-    transports, patience = transports_at(hosts, schemes), patience_from(None, os.environ)
+    transports, silence_limit = (
+        transports_at(hosts, schemes),
+        liveness_timeout_from(None, os.environ),
+    )
     # The other ranks may watch this one although its environment says nothing of that.
-    heartbeat = HeartbeatThread(rank, -1, transports, patience or DEFAULT_LIVENESS)
+    heartbeat = HeartbeatThread(rank, -1, transports, silence_limit or DEFAULT_LIVENESS)
     ways = with_bundles(transports, hosts, streams_from(os.environ, schemes))
     endpoint = Endpoint(rank, -1, ways, world, window=window, heartbeat=heartbeat)
     world.attach(endpoint)
@@ -209,12 +212,12 @@ async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> byt
     """
     entry = msgpack.packb(list(newcomer))
     note = asyncio.get_running_loop().call_later(
-        _PATIENCE_SECONDS,
+        _LONG_WAIT_SECONDS,
         log.warning,
         "rank %d has waited %g s in rejoin() for a member to call grow(), and still waits. See whether the "
         "job still runs, and meets at the same store.",
         newcomer.rank,
-        _PATIENCE_SECONDS,
+        _LONG_WAIT_SECONDS,
     )
     try:
         await place.set(_place_of(newcomer.rank), entry)
@@ -231,9 +234,9 @@ async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> byt
 
 async def _greeted(endpoint: Endpoint, ranks: Sequence[int]) -> None:
     """Wait until all ``ranks`` have called: one that this rank called first might not know it yet."""
-    patience = Deadline(_GREETING_SECONDS)
+    greeting = Deadline(_GREETING_SECONDS)
     for pause in pauses(longest=0.01):
-        if patience.expired() or all(endpoint.connected(r) or endpoint.lost(r) for r in ranks):
+        if greeting.expired() or all(endpoint.connected(r) or endpoint.lost(r) for r in ranks):
             return
         await asyncio.sleep(pause)
 

@@ -124,7 +124,7 @@ def init_timeout_from(
         ) from None
 
 
-def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:
+def liveness_timeout_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:
     """Return the liveness timeout in seconds; 0 where ranks are not watched."""
     if argument is not None:
         seconds = 0.0 if argument == 0 else to_seconds(argument)

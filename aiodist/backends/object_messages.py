@@ -414,7 +414,7 @@ class ObjectMessages:
 
 def unheard(work: Work[Any]) -> None:
     """Note that no caller waits for ``work`` or asks for its error."""
-    work._when_done(work._heard)
+    work._when_done(work._mark_retrieved)
 
 
 def _refusal(error: Exception) -> tuple[memoryview, bytes]:

@@ -48,14 +48,14 @@ class Agreement:
     def __init__(
         self,
         members: Sequence[int],
-        me: int,
+        rank: int,
         dead: Iterable[int],
         tell: Callable[[int, list[Any]], None],
         lead: Callable[[], None],
         decided: Callable[[], None],
     ) -> None:
         self._members = tuple(members)
-        self._me = me
+        self._rank = rank
         self._dead = set(dead)
         self._send = tell
         self._lead = lead
@@ -80,9 +80,9 @@ class Agreement:
     def waiting_for(self) -> list[int]:
         """The ranks whose answer is missing: the coordinator or, on the coordinator, members."""
         coordinator = self._coordinator()
-        if coordinator != self._me:
+        if coordinator != self._rank:
             return [coordinator]
-        return [r for r in self.alive if r not in self._joined and r != self._me]
+        return [r for r in self.alive if r not in self._joined and r != self._rank]
 
     @property
     def wants_value(self) -> bool:
@@ -118,9 +118,9 @@ class Agreement:
             counting.update(self.decision.members)
         elif self._promised >= 0:
             coordinator = self._members[self._promised]
-            counting.update(self.alive if coordinator == self._me else [coordinator])
+            counting.update(self.alive if coordinator == self._rank else [coordinator])
         self._entered = False  # it becomes no coordinator, whichever others die
-        for rank in sorted(counting - {self._me}):
+        for rank in sorted(counting - {self._rank}):
             self._send(rank, [GONE])
 
     # -- what the others say
@@ -148,14 +148,14 @@ class Agreement:
             self.lost(src)
         elif kind == JOIN:
             term, dead = rest
-            if term == self._place(self._me):
+            if term == self._place(self._rank):
                 self._joined.add(src)
                 self._remove_dead(dead)
                 self._go_on()
         elif kind == DONE:
             term, members, value = rest
             # Otherwise it is a dead coordinator's decision, which the obeyed coordinator may not know.
-            if term >= self._promised or self._coordinator() in (src, self._me):
+            if term >= self._promised or self._coordinator() in (src, self._rank):
                 self._waiting.discard(src)  # it has the decision
                 self._decide(term, Decision(tuple(members), value))
 
@@ -166,15 +166,15 @@ class Agreement:
 
     def _coordinator(self) -> int:
         alive = self.alive
-        return alive[0] if alive else self._me
+        return alive[0] if alive else self._rank
 
     def _remove_dead(self, dead: Iterable[int]) -> None:
         # Not this rank: it learns by a decision that others take it for dead.
-        self._dead.update(rank for rank in dead if rank != self._me and rank in self._members)
+        self._dead.update(rank for rank in dead if rank != self._rank and rank in self._members)
 
     def _promise(self, term: int) -> None:
         """Promise to obey coordinator number ``term`` from here on, and say so."""
-        if term < 0 or self._members[term] == self._me:
+        if term < 0 or self._members[term] == self._rank:
             return
         self._promised = term
         self._send(self._members[term], [JOIN, term, sorted(self._dead)])
@@ -184,7 +184,7 @@ class Agreement:
             return
         coordinator = self._coordinator()
         place = self._place(coordinator)
-        if coordinator != self._me:
+        if coordinator != self._rank:
             if place > self._told:
                 self._told = place
                 self._send(coordinator, [HERE])
@@ -194,7 +194,7 @@ class Agreement:
         if self._told < place:
             self._told = self._promised = place
             for rank in self.alive:
-                if rank != self._me:
+                if rank != self._rank:
                     self._send(rank, [ASK, place, sorted(self._dead)])
         alive = self.alive
         if not self._joined.issuperset(alive[1:]):
@@ -208,9 +208,9 @@ class Agreement:
     def _decide(self, term: int, decision: Decision) -> None:
         self._term, self.decision = term, decision
         listeners = self._waiting
-        if self._promised == self._place(self._me):
+        if self._promised == self._place(self._rank):
             self._term = self._promised  # also what another one had decided
-            listeners = {rank for rank in self._members if rank != self._me}
+            listeners = {rank for rank in self._members if rank != self._rank}
         for rank in sorted(listeners):
             self._pass_on(rank)
         self._on_decided()

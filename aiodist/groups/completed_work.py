@@ -57,7 +57,7 @@ class CompletedWork(Work[T]):
     def _callbacks(self) -> list[Callable[[], None]]:  # type: ignore[override]
         return []
 
-    def _heard(self) -> None:
+    def _mark_retrieved(self) -> None:
         self._asked = True
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -133,10 +133,10 @@ class DeferredWork(Work[T]):
         begun._asked = True  # as this one has been
         begun._when_done(copy_outcome)
 
-    def _heard(self) -> None:
-        super()._heard()
+    def _mark_retrieved(self) -> None:
+        super()._mark_retrieved()
         if self._begun is not None:
-            self._begun._heard()
+            self._begun._mark_retrieved()
 
     def _start_failed(self, error: BaseException) -> None:
         self._begin = None

@@ -107,17 +107,17 @@ class GroupEngine(Messaging):
         """How many collectives have started on this rank."""
         self._active: dict[int, Work[Any]] = {}
         self._failures: dict[int, DistError] = {}  # of collectives that have not started here
-        self._heard: set[int] = set()  # failures of collectives that all the others know
+        self._known_failures: set[int] = set()  # failures of collectives that all the others know
         self._finished = CompletedOperations()
         self._failed = CompletedOperations()
         self._turns: list[Pending[None]] = []
-        self._trouble: Exception | None = None  # of the next collective, which fails with it
+        self._next_error: Exception | None = None  # of the next collective, which fails with it
         self._earlier: Sequence[int] = ()  # collectives whose ends the next one waits for
         self._awaited: dict[int, list[Pending[None]]] = {}
         """By collective: what its end completes, for later ones that wait for it."""
         self._idle: ShmCollective | None = None  # the object of the next one in shared memory
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
-        self._foretold: dict[int, tuple[int, bytes]] = {}
+        self._announced: dict[int, tuple[int, bytes]] = {}
         """By global rank: the collective, not begun here, in which that rank waits for this one."""
         self._mismatch_detector = MismatchDetector(world.loop, self)
         self.agreements = GroupAgreements(self)
@@ -172,11 +172,11 @@ class GroupEngine(Messaging):
         self._active[sequence] = work
         if earlier := self.take_earlier():
             body = partial(_after, self, earlier, body)
-        if self._trouble is not None:
-            body, self._trouble = partial(raising, self._trouble), None
+        if self._next_error is not None:
+            body, self._next_error = partial(raising, self._next_error), None
         failed = self._failures.pop(sequence, None)
         if failed is not None:
-            self._heard.add(sequence)
+            self._known_failures.add(sequence)
             work._fail(failed)
         else:
             communicator = self.communicator
@@ -196,7 +196,7 @@ class GroupEngine(Messaging):
             work._start_body(run)
             self._limit(work, timeout)
             self._mismatch_detector.started()
-        if self._foretold:
+        if self._announced:
             self._compare_announced()
         return work
 
@@ -239,9 +239,9 @@ class GroupEngine(Messaging):
             or communicator.progress != (sequence + 1 << STEP_BITS) - 1
             or self.topology is not None  # its slots are those of one host
             or self._error is not None
-            or self._trouble is not None
+            or self._next_error is not None
             or self._failures
-            or self._foretold
+            or self._announced
             or self._gate is not None
             or (
                 communicator.matcher.arrived
@@ -333,14 +333,14 @@ class GroupEngine(Messaging):
             self._finished.add(sequence, fingerprint)
             return
         self._failed.add(sequence, fingerprint)
-        if heard := sequence in self._heard:
-            self._heard.discard(sequence)
+        if from_peer := sequence in self._known_failures:
+            self._known_failures.discard(sequence)
         elif isinstance(told, PeerLostError):
             self.peer_lost(told)
         else:
             self.world.announce(self, sequence, told)
         if self.backend.ends_group(fingerprint, told):
-            self._break(told, heard=heard)
+            self._break(told, from_peer=from_peer)
 
     def next_turn(self) -> Pending[None]:
         """Return what is done in the next turn of the event loop, for bodies that take long.
@@ -410,7 +410,7 @@ class GroupEngine(Messaging):
         if src not in self._numbers or self._error is not None:
             return
         if sequence >= self.n_started:
-            self._foretold[src] = sequence, meta
+            self._announced[src] = sequence, meta
             return
         work = self._active.get(sequence)
         if work is not None:
@@ -424,9 +424,9 @@ class GroupEngine(Messaging):
 
     def _compare_announced(self) -> None:
         """Compare what ranks said of collectives that have begun here since."""
-        for src, (sequence, meta) in list(self._foretold.items()):
+        for src, (sequence, meta) in list(self._announced.items()):
             if sequence < self.n_started:
-                del self._foretold[src]
+                del self._announced[src]
                 self.fingerprint_arrived(sequence, src, meta)
 
     def disagreement(self) -> Exception | None:
@@ -436,9 +436,9 @@ class GroupEngine(Messaging):
         """
         if self._error is not None:
             return None
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            return trouble
+        next_error, self._next_error = self._next_error, None
+        if next_error is not None:
+            return next_error
         if self._disputed is not None and self._disputed[0] == self.n_started - 1:
             return self._disputed[1]
         found = None if self.communicator is None else self.communicator.left_unread()
@@ -460,7 +460,7 @@ class GroupEngine(Messaging):
         for work in self._active.values():
             work._fail(error)
             return
-        self._trouble = error
+        self._next_error = error
 
     def failed_elsewhere(self, sequence: int, error: DistError) -> None:
         """Take from another rank that a collective failed, or the whole group."""
@@ -469,11 +469,11 @@ class GroupEngine(Messaging):
         work = self._active.get(sequence)
         if sequence == WHOLE_GROUP:
             if isinstance(error, PeerLostError):
-                self.peer_lost(error, heard=True)
+                self.peer_lost(error, from_peer=True)
             elif isinstance(error, GroupRevokedError):
-                self._revoke(error, heard=True)
+                self._revoke(error, from_peer=True)
         elif work is not None:
-            self._heard.add(sequence)
+            self._known_failures.add(sequence)
             work._fail(error)
         elif sequence >= self.n_started:
             self._failures.setdefault(sequence, error)
@@ -483,12 +483,12 @@ class GroupEngine(Messaging):
                 if isinstance(error, CollectiveMismatchError):
                     self._disputed = sequence, error
             if self.backend.ends_group(fingerprint or self._failed.get(sequence), error):
-                self._break(error, heard=True)
+                self._break(error, from_peer=True)
 
-    def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
+    def peer_lost(self, error: PeerLostError, *, from_peer: bool = False) -> None:
         if self.communicator is not None:
             self.communicator.poll()  # it may have left all that was needed
-        super().peer_lost(error, heard=heard)
+        super().peer_lost(error, from_peer=from_peer)
 
     def peer_left(self, rank: int, error: PeerLostError) -> None:
         """Fail what waits for a member that has left; the rest goes on."""
@@ -508,13 +508,13 @@ class GroupEngine(Messaging):
         text = f"rank {rank} closed the group that {self.group_name!r} follows on"
         told = f"{text}; shrink() gives a group to go on with"
         self.agreements.without(rank)
-        self._revoke(GroupRevokedError(told, group=self.group_name, rank=rank), heard=False)
+        self._revoke(GroupRevokedError(told, group=self.group_name, rank=rank), from_peer=False)
 
     def not_made_elsewhere(self, error: DistError) -> None:
         """End the group: the collective that has made it here failed on another rank by ``error``."""
         text = f"group {self.group_name!r} was not made on all ranks: {error.message}; make it anew"
         rank = error.fields.get("rank", -1)
-        self._revoke(GroupRevokedError(text, group=self.group_name, rank=rank), heard=True)
+        self._revoke(GroupRevokedError(text, group=self.group_name, rank=rank), from_peer=True)
 
     @property
     def is_busy(self) -> bool:
@@ -552,8 +552,8 @@ class GroupEngine(Messaging):
         if self.is_closed:
             self.agreements.close()
 
-    def _need_not_tell(self) -> None:
-        self._heard.update(self._active)
+    def _mark_failures_known(self) -> None:
+        self._known_failures.update(self._active)
 
 
 async def raising(error: Exception, _: object = None) -> Any:

@@ -131,10 +131,10 @@ class GroupLifecycle(ABC):
 
     # -- what ends it without being asked
 
-    def _break(self, error: DistError, *, heard: bool) -> None:
+    def _break(self, error: DistError, *, from_peer: bool) -> None:
         """End the group: a collective failed that the backend cannot take back.
 
-        ``heard``: another member said so.
+        ``from_peer``: another member said so.
         """
         self.is_broken = True
         if self._error is not None:
@@ -147,29 +147,29 @@ class GroupLifecycle(ABC):
             text += "shrink() gives a group to go on with"
             rank = getattr(error, "rank", -1)
             revoked = GroupRevokedError(text, group=self.group_name, rank=rank)
-            self._revoke(revoked, heard=heard)
+            self._revoke(revoked, from_peer=from_peer)
             return
         text += "start anew with destroy_process_group() and init_process_group()"
         broken = GroupClosedError(text, group=self.group_name)
         self._error = broken
-        self._need_not_tell()
+        self._mark_failures_known()
         self._fail_all(broken)
 
-    def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
+    def peer_lost(self, error: PeerLostError, *, from_peer: bool = False) -> None:
         """End the group: a member is gone. All that is under way or comes later fails on all members.
 
-        ``heard``: another member said so; a rank notices only the end of those it has talked to.
+        ``from_peer``: another member said so; a rank notices only the end of those it has talked to.
         """
         if self._error is None:
-            self._end(error, heard)
+            self._end(error, from_peer)
 
-    def _end(self, error: PeerLostError | GroupRevokedError, heard: bool) -> None:
+    def _end(self, error: PeerLostError | GroupRevokedError, from_peer: bool) -> None:
         self._error = error.again()
-        self._spread(error, heard)
-        self._need_not_tell()
+        self._spread(error, from_peer)
+        self._mark_failures_known()
         self._fail_all(error)
 
-    def _spread(self, error: DistError, heard: bool) -> None:
+    def _spread(self, error: DistError, from_peer: bool) -> None:
         """Tell the members what has ended the group.
 
         The rank that noticed it tells all, and may die half way. So each rank that hears of it tells
@@ -177,7 +177,7 @@ class GroupLifecycle(ABC):
         This is the binomial graph of Bosilca et al., "Failure detection and propagation in HPC
         systems", SC 2016.
         """
-        ranks = neighbours(self.rank, self.size) if heard else range(self.size)
+        ranks = neighbours(self.rank, self.size) if from_peer else range(self.size)
         others = [self.ranks[number] for number in ranks if number != self.rank]
         self.world.announce(self, WHOLE_GROUP, error, others)
 
@@ -190,7 +190,7 @@ class GroupLifecycle(ABC):
             f"rank {here} revoked group {self.group_name!r}; shrink() gives a group to go on with"
         )
         error = GroupRevokedError(text, group=self.group_name, rank=here)
-        self._in_loop(partial(self._revoke, error, heard=False))
+        self._in_loop(partial(self._revoke, error, from_peer=False))
 
     def abort(self, why: str = "") -> None:
         """End the group now, without flushing: `GroupHandle.abort`. Errors on all ranks say ``why``."""
@@ -204,16 +204,16 @@ class GroupLifecycle(ABC):
         text = f"rank {here} aborted group {self.group_name!r}{self.why_aborted}"
         self.close(GroupClosedError(f"{text}; make a new one", group=self.group_name, rank=here))
         told = f"{text}; shrink() gives a group to go on with"
-        self._revoke(GroupRevokedError(told, group=self.group_name, rank=here), heard=False)
+        self._revoke(GroupRevokedError(told, group=self.group_name, rank=here), from_peer=False)
 
-    def _revoke(self, error: GroupRevokedError, *, heard: bool) -> None:
+    def _revoke(self, error: GroupRevokedError, *, from_peer: bool) -> None:
         if self._revoked:
             return
         self._revoked = True
         if self._error is None:
-            self._end(error, heard)
+            self._end(error, from_peer)
         else:
-            self._spread(error, heard)
+            self._spread(error, from_peer)
 
     def _in_loop(self, act: Callable[[], None]) -> None:
         """Call ``act`` in the loop's thread, now; in another thread wait until that is done.
@@ -259,7 +259,7 @@ class GroupLifecycle(ABC):
         text = f"group {self.group_name!r} was replaced by {successor.group_name!r}; use that"
         error = GroupRevokedError(text, group=self.group_name, rank=self.global_rank)
         self._error = error
-        self._need_not_tell()
+        self._mark_failures_known()
         self._fail_all(error)
         self.backend.close()
         self.endpoint.inbox.forget_group(self.id)
@@ -298,7 +298,7 @@ class GroupLifecycle(ABC):
         """Fail every operation under way."""
 
     @abstractmethod
-    def _need_not_tell(self) -> None:
+    def _mark_failures_known(self) -> None:
         """Tell no member that what is under way has ended: the end of the group tells them."""
 
     def __repr__(self) -> str:

@@ -288,7 +288,7 @@ class Work(Unpicklable, Coroutine[Any, Any, T]):
         """Return the error it ended with, or None. Raises InvalidUsageError while it runs."""
         if not self._done:
             raise InvalidUsageError("the operation has not finished: await it, or wait()")
-        self._heard()
+        self._mark_retrieved()
         return self._error
 
     def result(self) -> T:
@@ -320,7 +320,7 @@ class Work(Unpicklable, Coroutine[Any, Any, T]):
 
         In another thread than the loop's it asks the loop to do so and returns True at once.
         """
-        self._heard()  # a caller that gives it up does not ask how else it ended
+        self._mark_retrieved()  # a caller that gives it up does not ask how else it ended
         if self._done:
             return False
         error = asyncio.CancelledError()
@@ -461,7 +461,7 @@ class Work(Unpicklable, Coroutine[Any, Any, T]):
         future.set_running_or_notify_cancel()
 
         def resolve() -> None:
-            self._heard()
+            self._mark_retrieved()
             if self._error is not None:
                 future.set_exception(self._error)
             else:
@@ -577,7 +577,7 @@ class Work(Unpicklable, Coroutine[Any, Any, T]):
             # What has ended at once keeps no call site: it is mostly dropped where it was called.
             warn_never_awaited(self._recorded, self._site or call_site(0, self._loop.get_debug()))
 
-    def _heard(self) -> None:
+    def _mark_retrieved(self) -> None:
         self._asked = self._retrieved = True
         if self._unheard is not None:
             self._unheard.error = None

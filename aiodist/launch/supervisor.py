@@ -236,7 +236,7 @@ class Launcher:
     def _step(self, limit: float = math.inf) -> None:
         """Wait for the next event, at most ``limit`` seconds, and handle it."""
         looked_at = time.monotonic()
-        for key, _ in self._selector.select(min(limit, self._patience(), LONGEST)):
+        for key, _ in self._selector.select(min(limit, self._seconds_to_wait(), LONGEST)):
             act: Callable[[], None] = key.data
             act()
         now = time.monotonic()
@@ -257,21 +257,23 @@ class Launcher:
         if now >= self._kill_at:
             self._kill()
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         """Return the seconds until the next timed action."""
         now = time.monotonic()
-        patience = min(self._stop_at, self._kill_at) - now
+        seconds_to_wait = min(self._stop_at, self._kill_at) - now
         if self._agents is not None:
-            patience = min(patience, self._agents.patience(now))
+            seconds_to_wait = min(seconds_to_wait, self._agents.seconds_to_wait(now))
         if any(rank.needs_polling for rank in self._ranks):
-            patience = min(patience, POLL)
+            seconds_to_wait = min(seconds_to_wait, POLL)
         if any(not rank.running and not rank.group_gone for rank in self._ranks):
-            patience = min(patience, 1.0)
+            seconds_to_wait = min(seconds_to_wait, 1.0)
         if self._only_replacements_run:
-            patience = min(patience, self._look_at - now)
-        patience = min([patience, *(stream.partial_due(now) for stream in self._streams)])
-        patience = min(patience, self._outlets.due(now))
-        return max(0.0, patience)
+            seconds_to_wait = min(seconds_to_wait, self._look_at - now)
+        seconds_to_wait = min(
+            [seconds_to_wait, *(stream.partial_due(now) for stream in self._streams)]
+        )
+        seconds_to_wait = min(seconds_to_wait, self._outlets.due(now))
+        return max(0.0, seconds_to_wait)
 
     def _reap(self) -> None:
         for rank in self._ranks:
@@ -319,8 +321,8 @@ class Launcher:
         if self.spec.keep_going:
             self._go_on_without(rank)
             return
-        patience = SETTLE if failure.is_consequence() else HEAR
-        self._stop_at = min(self._stop_at, time.monotonic() + patience)
+        seconds_to_wait = SETTLE if failure.is_consequence() else HEAR
+        self._stop_at = min(self._stop_at, time.monotonic() + seconds_to_wait)
 
     def _go_on_without(self, rank: RankProcess | RemoteRank) -> None:
         """Leave the other ranks alone after the failure of ``rank``."""

@@ -30,11 +30,11 @@ class LossSuspicion:
         self._timer.cancel()
 
     def _wait(self) -> None:
-        self._heard = self._bytes_heard()
+        self._last_bytes = self._bytes_heard()
         self._timer = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._look)
 
     def _look(self) -> None:
-        if self._bytes_heard() != self._heard:
+        if self._bytes_heard() != self._last_bytes:
             self._wait()
         else:
             self.on_cut_off()

@@ -75,7 +75,7 @@ async def authenticate(link: RankConnection, rank: int, seconds: float) -> None:
     raise CutOffError(str(error)) from error
 
 
-def patience_after(error: DistError, *, watched: bool) -> float:
+def retry_seconds_after(error: DistError, *, watched: bool) -> float:
     """Return for how many seconds to dial an address again that failed with ``error``.
 
     ``watched``: heartbeats tell whether the rank lives.

@@ -13,7 +13,7 @@ class HeartbeatDeadlines:
         heartbeats.
         """
         # The next check notices a silence up to one interval late. The timeout includes that.
-        self._patience = timeout - interval
+        self._silence_limit = timeout - interval
         self._interval = interval
         self._looked = now
         self._limits: dict[int, float] = {}
@@ -23,7 +23,7 @@ class HeartbeatDeadlines:
 
     def watch(self, rank: int, now: float) -> None:
         """Expect signs of life from ``rank`` from now on."""
-        self._limits.setdefault(rank, now + self._patience)
+        self._limits.setdefault(rank, now + self._silence_limit)
 
     def release(self, rank: int) -> None:
         self._limits.pop(rank, None)
@@ -31,7 +31,7 @@ class HeartbeatDeadlines:
     def heard(self, rank: int, now: float) -> None:
         """Record a sign of life of ``rank``."""
         if rank in self._limits:
-            self._limits[rank] = now + self._patience
+            self._limits[rank] = now + self._silence_limit
 
     def shorten(self, rank: int, limit: float) -> None:
         """Shorten the deadline of ``rank`` to ``limit``: the kernel says that its process has ended."""
@@ -49,5 +49,5 @@ class HeartbeatDeadlines:
         self._looked = now
         if gap > 2 * self._interval:
             for rank, limit in self._limits.items():
-                self._limits[rank] = min(limit + gap - self._interval, now + self._patience)
+                self._limits[rank] = min(limit + gap - self._interval, now + self._silence_limit)
         return [rank for rank, limit in self._limits.items() if now >= limit]

@@ -230,8 +230,8 @@ def ask_all(
     asked = dict(questions)
     for share in (1.0,) if len(asked) <= _AT_ONCE else (0.5, 1.0):
         parts = max(1, -(-len(asked) // _AT_ONCE))
-        patience = max(0.01, (end - monotonic()) * share / parts)
-        answers |= all_at_once({rank: partial(ask, patience) for rank, ask in asked.items()})
+        time_limit = max(0.01, (end - monotonic()) * share / parts)
+        answers |= all_at_once({rank: partial(ask, time_limit) for rank, ask in asked.items()})
         asked = {rank: asked[rank] for rank in asked if isinstance(answers[rank], TimeoutError)}
     return answers
 

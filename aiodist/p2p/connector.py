@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError
-from aiodist.links.dialing import CONNECT_SECONDS, authenticate, needs_a_person, patience_after
+from aiodist.links.dialing import CONNECT_SECONDS, authenticate, needs_a_person, retry_seconds_after
 from aiodist.links.rank_info import RankInfo, reachable_at
 from aiodist.p2p.link import Link
 from aiodist.p2p.peer import Peer
@@ -38,7 +38,7 @@ class Connector:
         watched: bool,
     ) -> None:
         """``has_left(peer)``: whether the peer is known to have left in good order. ``watched``: as of
-        `patience_after`.
+        `retry_seconds_after`.
         """
         self._transports = {transport.scheme: transport for transport in transports}
         self._new_link = new_link
@@ -52,7 +52,7 @@ class Connector:
 
         ``own``: this rank's info. Return None if the peer has answered; it may have connected to this
         rank meanwhile. Else return the error of each address, if none works, nor will by what they
-        tell (`patience_after`).
+        tell (`retry_seconds_after`).
         """
         clock = TurningClock(asyncio.get_running_loop())
         try:
@@ -70,15 +70,15 @@ class Connector:
             tried = await self._try_addresses(peer, own, limit)
             if tried is None or peer.links or peer.error is not None:
                 return None
-            patience = max(
-                (patience_after(error, watched=self._watched) for error in tried.values()),
+            retry_seconds = max(
+                (retry_seconds_after(error, watched=self._watched) for error in tried.values()),
                 default=0.0,
             )
-            if patience == math.inf:
+            if retry_seconds == math.inf:
                 # Each time longer: a connection that was given up stays in the queue of a listener
                 # whose loop stands still, and that queue has an end.
                 began, limit = clock.seconds, min(2 * limit, _LONGEST_HANDSHAKE)
-            elif clock.seconds - began >= patience:
+            elif clock.seconds - began >= retry_seconds:
                 return tried
             if self._has_left(peer):
                 return tried

@@ -75,7 +75,7 @@ class SpinPolicy:
     __slots__ = (
         "_call_soon",
         "_due",
-        "_heard",
+        "_last_arrival",
         "_looking",
         "_since",
         "_turn_due",
@@ -100,7 +100,7 @@ class SpinPolicy:
         """Seconds of spinning that earlier waits have made worthwhile."""
         self._call_soon = call_soon
         self._due: list[Callable[[], None]] = []  # called by `look`, since the loop does not turn
-        self._heard = 0.0
+        self._last_arrival = 0.0
         self._since = 0.0  # the last wait began
         self._turn_due = 0
         self._until = 0.0
@@ -139,10 +139,10 @@ class SpinPolicy:
         """Record that a message, or a part of one, has come or gone; more may follow."""
         now = perf_counter()
         if self._waiting or self._looking:
-            self.learn(now - max(self._heard, self._since))
+            self.learn(now - max(self._last_arrival, self._since))
             if self._waiting and self.may_spin:
                 self._turn_on(now)
-        self._heard = now
+        self._last_arrival = now
 
     def learn(self, waited: float) -> None:
         """Adapt the window to a wait of ``waited`` seconds that has ended."""
@@ -188,7 +188,7 @@ class SpinPolicy:
                 if is_done():
                     return
                 now = perf_counter()
-                if now - max(start, self._heard) > seconds or now - start > longest:
+                if now - max(start, self._last_arrival) > seconds or now - start > longest:
                     return
                 if now - start > SHORTEST / 2:
                     self.neighbours.move_to_idle_core(now)

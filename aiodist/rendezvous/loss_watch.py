@@ -53,18 +53,18 @@ class LossWatch:
     """One rank's part. Inside ``failing_on_loss`` call ``begin`` and await the others, then ``end``."""
 
     def __init__(
-        self, place: MeetingStore, part: Store, rank: int, size: int, patience: float = 0.0
+        self, place: MeetingStore, part: Store, rank: int, size: int, silence_limit: float = 0.0
     ) -> None:
         """Prepare the watch.
 
-        ``part``: the part of the store for this initialisation. ``patience``: seconds of silence
+        ``part``: the part of the store for this initialisation. ``silence_limit``: seconds of silence
         after which a rank counts as lost; 0 switches the watch off.
         """
         self._place = place
         self._part = part
         self._rank = rank
         self._size = size
-        self._patience = patience
+        self._silence_limit = silence_limit
         self._loss: DistError | None = None
         self._may_report = True  # whether the others may read what this rank writes
         self._gave_up = False
@@ -173,8 +173,8 @@ class LossWatch:
         if self._size == 1:
             return
         star = place.serves or place.once
-        if self._patience and place.watch is not None:
-            who = self._rank, self._size, self._patience
+        if self._silence_limit and place.watch is not None:
+            who = self._rank, self._size, self._silence_limit
             self._watch = SilenceWatch(place.watch, *who, self._report_silent_rank, star=star)
         if place.serves:
             told = "" if self._watch is None else await self._watch.begin("", deadline)

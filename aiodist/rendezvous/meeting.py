@@ -29,7 +29,7 @@ log = logging.getLogger("aiodist")
 _FAREWELL_SECONDS = 5.0
 _FAREWELL = "rendezvous"
 _LOOPBACK = "127.0.0.1"
-_PATIENCE_SECONDS = 15.0
+_LONG_WAIT_SECONDS = 15.0
 
 
 @dataclass
@@ -133,20 +133,20 @@ async def rendezvous(
     store: Any | None,
     deadline: Deadline,
     environ: Mapping[str, str],
-    patience: float = 0.0,
+    silence_limit: float = 0.0,
 ) -> Rendezvous:
     """Find rank, size, store and own address, and wait until all ranks have arrived.
 
     ``init_method``: ``env://`` (the default for None), ``tcp://host:port`` or ``file:///path``.
     ``rank``, ``size``: -1 if the caller left them out. ``store``: an aiodist or torch store instead
-    of an init_method; the caller closes it. ``patience``: seconds of silence after which a rank
+    of an init_method; the caller closes it. ``silence_limit``: seconds of silence after which a rank
     that has arrived counts as lost; 0 switches the watch off.
 
     Raises at once TypeError and InvalidUsageError for invalid arguments, and DistStoreError and
     DistNetworkError for a port in use, a name that does not resolve, or a host without a route.
     Raises StoreTimeoutError at the deadline, with the ranks that did not arrive as its ``ranks``.
     Raises PeerLostError as soon as a rank that had arrived is gone (see `LossWatch`) or has been
-    silent for ``patience``; its ``not_arrived`` lists the missing ranks. Raises InvalidUsageError,
+    silent for ``silence_limit``; its ``not_arrived`` lists the missing ranks. Raises InvalidUsageError,
     after a second, if another process waits with this rank at rank 0's store. If cancelled or
     failed, it leaves nothing open, and tells the ranks that wait.
     """
@@ -156,11 +156,11 @@ async def rendezvous(
                 "init_method and store were both given: each says where ranks meet, leave one out"
             )
         own = plan_with_store(rank=rank, size=size, environ=environ)
-        with _patience(own, "the store given"):
-            return await _meet(own, wrap_store(store), environ, deadline, patience)
+        with _log_long_wait(own, "the store given"):
+            return await _meet(own, wrap_store(store), environ, deadline, silence_limit)
     own = _beside_torch(plan(init_method, rank=rank, size=size, environ=environ))
-    with _patience(own, f"the file {own.file}" if own.master is None else str(own.master)):
-        return await _find(own, environ, deadline, patience)
+    with _log_long_wait(own, f"the file {own.file}" if own.master is None else str(own.master)):
+        return await _find(own, environ, deadline, silence_limit)
 
 
 def _beside_torch(own: MeetingPlan) -> MeetingPlan:
@@ -177,17 +177,17 @@ def _beside_torch(own: MeetingPlan) -> MeetingPlan:
 
 
 @contextmanager
-def _patience(own: MeetingPlan, where: str) -> Iterator[None]:
+def _log_long_wait(own: MeetingPlan, where: str) -> Iterator[None]:
     """Log once that the others take long: a wrong address is no error until the deadline."""
     note = asyncio.get_running_loop().call_later(
-        _PATIENCE_SECONDS,
+        _LONG_WAIT_SECONDS,
         log.warning,
         "rank %d of %d, told by %s, has waited %g s at %s for all ranks to meet, and still waits. See "
         "whether all were started, and told this place and this size.",
         own.rank,
         own.size,
         own.source,
-        _PATIENCE_SECONDS,
+        _LONG_WAIT_SECONDS,
         where,
     )
     try:
@@ -197,7 +197,7 @@ def _patience(own: MeetingPlan, where: str) -> Iterator[None]:
 
 
 async def _find(
-    own: MeetingPlan, environ: Mapping[str, str], deadline: Deadline, patience: float
+    own: MeetingPlan, environ: Mapping[str, str], deadline: Deadline, silence_limit: float
 ) -> Rendezvous:
     lost: DistStoreError | None = None
     for pause in pauses(longest=0.5, first=0.01):
@@ -208,7 +208,7 @@ async def _find(
                 raise
             raise StoreTimeoutError(f"{error.message}; earlier, {lost}", **error.fields) from None
         try:
-            return await _meet(own, place, environ, deadline, patience)
+            return await _meet(own, place, environ, deadline, silence_limit)
         except DistStoreError as error:
             # This may have been rank 0's server of an earlier initialisation, which is gone now;
             # or rank 0 was restarted.
@@ -229,7 +229,7 @@ async def meet_at(
     source: str,
     deadline: Deadline,
     environ: Mapping[str, str],
-    patience: float = 0.0,
+    silence_limit: float = 0.0,
 ) -> Rendezvous:
     """Wait until all ranks are at ``place``, if rank and size are known by other means.
 
@@ -237,7 +237,7 @@ async def meet_at(
     closed.
     """
     own = MeetingPlan(rank, size, local_rank=read_environment(environ).local_rank(), source=source)
-    return await _meet(own, place, environ, deadline, patience)
+    return await _meet(own, place, environ, deadline, silence_limit)
 
 
 async def _meet(
@@ -245,14 +245,14 @@ async def _meet(
     place: MeetingStore,
     environ: Mapping[str, str],
     deadline: Deadline,
-    patience: float,
+    silence_limit: float,
 ) -> Rendezvous:
     loss_watch: LossWatch | None = None
     try:
         will = will_of(own.rank)
         part = await place.join(place.store, own.rank, own.size, deadline, will)
         await check_alone(place, part, own.rank)
-        loss_watch = LossWatch(place, part, own.rank, own.size, patience)
+        loss_watch = LossWatch(place, part, own.rank, own.size, silence_limit)
         try:
             mine = msgpack.packb((own.size, host_identity(), environ.get(RUN_VARIABLE, "")))
             async with loss_watch.failing_on_loss():

@@ -69,14 +69,14 @@ class SilenceWatch:
         opening: Opening,
         rank: int,
         size: int,
-        patience: float,
+        silence_limit: float,
         report: Callable[[PeerLostError], None],
         *,
         star: bool,
     ) -> None:
         """Prepare the watch.
 
-        ``patience``: seconds of silence after which a rank counts as lost. ``star``: rank 0 serves
+        ``silence_limit``: seconds of silence after which a rank counts as lost. ``star``: rank 0 serves
         the store. ``report(error)`` is called once in the owner's loop, when a rank is lost.
         """
         self.absent: list[int] | None = None
@@ -84,16 +84,16 @@ class SilenceWatch:
         self._opening = opening
         self._rank = rank
         self._size = size
-        self._patience = patience
-        self._interval = patience / BEATS
+        self._silence_limit = silence_limit
+        self._interval = silence_limit / BEATS
         self._report = report
         self._hub = star and rank == 0
         self._spoke = star and rank != 0
         if self._spoke:
-            self._whom: Sequence[int] = (0,)
+            self._watched_ranks: Sequence[int] = (0,)
         else:
             reach = size - 1 if star else min(_REACH, size - 1)
-            self._whom = [(rank + step) % size for step in range(1, reach + 1)]
+            self._watched_ranks = [(rank + step) % size for step in range(1, reach + 1)]
         self._told = ""
         self._store: HeartbeatStore | None = None
         self._looked = time.monotonic()  # when the beats of all watched ranks were last read
@@ -101,7 +101,7 @@ class SilenceWatch:
         self._over = False
         self._loop_thread = LoopThread("aiodist-watch", self._main)
         self._begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._deadlines = HeartbeatDeadlines(patience, self._interval, time.monotonic())
+        self._deadlines = HeartbeatDeadlines(silence_limit, self._interval, time.monotonic())
         self._seen: dict[int, bytes] = {}
         self._known: dict[int, list[object]] = {}
 
@@ -109,7 +109,7 @@ class SilenceWatch:
         """Start to beat. Returns the text for the other ranks, or "" if the watch cannot begin yet."""
         self._told = told
         self._loop_thread.start()
-        within = min(_SERVE_SECONDS if self._hub else self._patience, deadline.remaining())
+        within = min(_SERVE_SECONDS if self._hub else self._silence_limit, deadline.remaining())
         await self._loop_thread.wait_for(self._begun, within)
         return self._begun.result() if self._begun.done() else ""
 
@@ -136,7 +136,7 @@ class SilenceWatch:
             arrivals = f"{describe_absent(absent, self._size)} {when}"
         return PeerLostError(
             f"{who} fell silent inside init_process_group{keeper}: nothing was heard of it for "
-            f"{self._patience:g} s: it was stopped, or its host or the network between is gone; "
+            f"{self._silence_limit:g} s: it was stopped, or its host or the network between is gone; "
             f"{arrivals}; rank {self._rank} noticed",
             rank=rank,
             host=host,
@@ -171,13 +171,13 @@ class SilenceWatch:
         """Beat until another rank has found a rank lost, and return that error."""
         while True:
             try:
-                async with self._opening(self._told, self._patience) as opened:
+                async with self._opening(self._told, self._silence_limit) as opened:
                     return await self._beat(opened)
             except (DistError, OSError) as error:
                 # A refused or cut connection does not tell whether rank 0 has ended. A missing
                 # answer counts as silence.
                 if not isinstance(error, StoreTimeoutError) or error.__cause__ is not None:
-                    for rank in self._whom:
+                    for rank in self._watched_ranks:
                         self._forget(rank)
                     self._loop_thread.tell(_resolve, self._begun, "")
             await asyncio.sleep(self._interval)
@@ -188,10 +188,10 @@ class SilenceWatch:
         self._store = opened
         try:
             me = msgpack.packb([host_name(), os.getpid()])
-            await store.set(_who(self._rank), me)
+            await store.set(_participant_key(self._rank), me)
             while True:
                 await store.add(_beat(self._rank), 1)
-                for rank in self._whom:
+                for rank in self._watched_ranks:
                     await self._look(store, rank)
                 self._looked, self._holding = time.monotonic(), {}
                 report = await _peek(store, _LOSS_REPORT)
@@ -239,7 +239,9 @@ class SilenceWatch:
             self._forget(rank)  # the rank has not arrived yet, or has left
         elif value != self._seen.get(rank):
             if rank not in self._known:
-                self._known[rank] = msgpack.unpackb(await _peek(store, _who(rank)) or b"\x90")
+                self._known[rank] = msgpack.unpackb(
+                    await _peek(store, _participant_key(rank)) or b"\x90"
+                )
             self._seen[rank] = value
             self._deadlines.watch(rank, time.monotonic())
             self._deadlines.heard(rank, time.monotonic())
@@ -251,7 +253,7 @@ class SilenceWatch:
     async def _find_silent_rank(self) -> PeerLostError | None:
         opened = None if self._spoke else self._store
         now = time.monotonic()
-        if opened is not None and now - self._looked > self._patience / 2:
+        if opened is not None and now - self._looked > self._silence_limit / 2:
             with contextlib.suppress(DistError, OSError):
                 return self._find_silent_holder(opened)
             return None
@@ -263,7 +265,7 @@ class SilenceWatch:
             # The store may be out of reach for the same reason: a stopped process can hold the
             # lock of a file.
             with contextlib.suppress(DistError, OSError, TimeoutError):
-                async with asyncio.timeout(self._patience / 2):
+                async with asyncio.timeout(self._silence_limit / 2):
                     self.absent = await self._not_there(store)
                     await store.compare_set(
                         _LOSS_REPORT, b"", encode_error(self.loss_of(silent[0]))
@@ -289,7 +291,9 @@ class SilenceWatch:
         return None
 
     async def _not_there(self, store: Store) -> list[int]:
-        return [rank for rank in range(self._size) if not await store.check([_who(rank)])]
+        return [
+            rank for rank in range(self._size) if not await store.check([_participant_key(rank)])
+        ]
 
 
 def describe_absent(absent: Sequence[int], size: int) -> str:
@@ -339,7 +343,7 @@ def _outdated(edition: int) -> str:
     return f"{_ABSENT}/{edition}"
 
 
-def _who(rank: int) -> str:
+def _participant_key(rank: int) -> str:
     return f"who/{rank}"
 
 

@@ -70,7 +70,7 @@ class Faults:
         self.sent_bytes = 0
         """Bytes handed on to the real connections so far."""
         self._open: set[FaultyConnection] = set()
-        self._buried: list[Connection] = []
+        self._dropped: list[Connection] = []
         self._drops = 0
         self._marks: list[tuple[int, int]] = []  # position among the bytes sent, bits to flip
         self._actions: list[tuple[int, Callable[[], object]]] = []
@@ -150,8 +150,8 @@ class Faults:
         for connection in self.connections:
             if connection.is_silent:
                 connection.cut()
-        buried, self._buried = self._buried, []
-        for inner in buried:
+        dropped, self._dropped = self._dropped, []
+        for inner in dropped:
             inner.abort()
 
     # -- for the wrapped connections
@@ -206,7 +206,7 @@ class FaultyTransport(Transport):
     async def listen(self, on_accept: OnAccept) -> Listener:
         def accept(connection: Connection) -> None:
             if self._faults._is_silent:
-                self._faults._buried.append(connection)
+                self._faults._dropped.append(connection)
             elif self._faults._is_cut:
                 connection.abort()
             else:
@@ -323,8 +323,8 @@ class FaultyConnection(CallbackConnection):
 
     def abort(self) -> None:
         if not self._closed:
-            bury = self._faults._buried.append
-            leave = (lambda: bury(self._inner)) if self.is_silent else self._inner.abort
+            drop = self._faults._dropped.append
+            leave = (lambda: drop(self._inner)) if self.is_silent else self._inner.abort
             self._drop_all(leave, self._closed_error())
 
     def close_in_child(self) -> None:

@@ -57,7 +57,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._parts: list[Self] = []
         self._devices = Devices(self)
         self._on_drop = weakref.finalize(
-            self, _forsake, world, None if owns_world else group, self._levels, self._pid
+            self, _begin_close, world, None if owns_world else group, self._levels, self._pid
         )
         self._on_drop.atexit = False  # the world's own end is in order then
 
@@ -268,7 +268,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
                 completions.close()
 
 
-def _forsake(
+def _begin_close(
     world: TorchWorld, part: GroupEngine | None, levels: dict[int, Completions], pid: int
 ) -> None:
     """Begin to close a group without references, or, with ``part`` None, its world.

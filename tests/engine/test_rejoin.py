@@ -569,7 +569,7 @@ async def test_a_rejoin_that_waits_long_says_so_once(
     store: dist.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job may have ended, and the default timeout is 30 minutes."""
-    monkeypatch.setattr(rejoining, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(rejoining, "_LONG_WAIT_SECONDS", 0.0)
 
     async def alone() -> None:
         waiting = asyncio.create_task(dist.rejoin(store, 1))

@@ -20,9 +20,9 @@ def test_neighbours_are_mutual_and_news_reaches_all_in_a_logarithm_of_steps(size
 
     assert all(place in near[other] for place in range(size) for other in near[place])
     assert max(map(len, near)) <= 2 * (NEAR + logarithm)
-    heard, steps = {0}, 0
-    while len(heard) < size:
-        heard |= {other for place in heard for other in near[place]}
+    from_peer, steps = {0}, 0
+    while len(from_peer) < size:
+        from_peer |= {other for place in from_peer for other in near[place]}
         steps += 1
     assert steps <= logarithm
 

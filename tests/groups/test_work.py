@@ -75,18 +75,18 @@ def test_another_thread_may_ask_what_an_operation_waits_for_while_it_ends() -> N
 
 async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:
     async def main(rank: int) -> None:
-        heard: list[Work[None]] = []
+        from_peer: list[Work[None]] = []
         never: list[Work[None]] = []
         other = 1 - rank
         work = dist.irecv(np.zeros(3), other)
-        work.add_done_callback(heard.append)
+        work.add_done_callback(from_peer.append)
         work.add_done_callback(never.append)
         assert work.remove_done_callback(never.append) == 1
         assert work.remove_done_callback(never.append) == 0
         await dist.send(np.ones(3), other)
         await work
         await asyncio.sleep(0)
-        assert heard == [work]
+        assert from_peer == [work]
         assert not never
         assert not work.cancelled()
         given_up = dist.irecv(np.zeros(3), other)
@@ -101,18 +101,18 @@ async def test_a_callback_runs_in_a_context_that_is_given_or_the_one_it_was_adde
     which = ContextVar("which", default="none")
 
     async def main(rank: int) -> None:
-        heard: list[str] = []
+        from_peer: list[str] = []
         work = dist.irecv(np.zeros(3), 1 - rank)
         which.set("added")
-        work.add_done_callback(lambda _: heard.append(which.get()))
-        work.add_done_callback(lambda _: heard.append(which.get()), context=Context())
+        work.add_done_callback(lambda _: from_peer.append(which.get()))
+        work.add_done_callback(lambda _: from_peer.append(which.get()), context=Context())
         which.set("later")
         await dist.send(np.ones(3), 1 - rank)
         await work
-        work.add_done_callback(lambda _: heard.append(which.get()))
+        work.add_done_callback(lambda _: from_peer.append(which.get()))
         which.set("last")
         await asyncio.sleep(0)
-        assert heard == ["added", "none", "later"]
+        assert from_peer == ["added", "none", "later"]
 
     await run_ranks(2, main)
 

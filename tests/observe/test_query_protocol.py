@@ -374,12 +374,14 @@ def test_calls_at_once_keep_their_errors_apart() -> None:
 
 
 def test_many_silent_ranks_take_no_longer_than_one() -> None:
-    def silent(patience: float) -> int:
-        time.sleep(patience)
+    def silent(time_limit: float) -> int:
+        time.sleep(time_limit)
         raise TimeoutError
 
-    def slow(patience: float) -> int:  # answers if it is given half a second, as in the second part
-        if patience < 0.5:
+    def slow(
+        time_limit: float,
+    ) -> int:  # answers if it is given half a second, as in the second part
+        if time_limit < 0.5:
             raise TimeoutError
         return 5
 

@@ -21,7 +21,7 @@ from aiodist.links.dialing import (
     SILENT_HOST_SECONDS,
     CutOffError,
     needs_a_person,
-    patience_after,
+    retry_seconds_after,
 )
 from aiodist.links.losses import peer_lost
 from aiodist.links.rank_info import RankInfo
@@ -250,12 +250,12 @@ def failed(cause: BaseException | None, error: type[DistError] = DistNetworkErro
     ],
 )
 def test_how_long_an_address_is_dialled_again(error: DistError, seconds: float) -> None:
-    assert patience_after(error, watched=False) == seconds
+    assert retry_seconds_after(error, watched=False) == seconds
 
 
 def test_a_silent_host_whose_rank_is_watched_is_dialled_again() -> None:
     silent = failed(TimeoutError())
-    assert patience_after(silent, watched=True) == SILENT_HOST_SECONDS
+    assert retry_seconds_after(silent, watched=True) == SILENT_HOST_SECONDS
     assert needs_a_person(silent)
     assert not needs_a_person(failed(TimeoutError(), UnansweredError))
 

@@ -258,7 +258,9 @@ async def test_a_rank_that_is_cancelled_again_while_it_gives_up_leaves_nothing_b
         place.mkdir()
         url, deadline = address(medium, port, place), Deadline(20)
         waiting = asyncio.create_task(
-            rendezvous(url, rank=0, size=2, deadline=deadline, environ={}, store=None, patience=10)
+            rendezvous(
+                url, rank=0, size=2, deadline=deadline, environ={}, store=None, silence_limit=10
+            )
         )
         await arrived.wait()
         arrived.clear()

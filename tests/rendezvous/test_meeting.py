@@ -145,7 +145,7 @@ async def test_mpi_launcher_on_one_host(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_a_rank_that_waits_long_logs_its_meeting_place(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(meeting, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(meeting, "_LONG_WAIT_SECONDS", 0)
     with pytest.raises(StoreTimeoutError):
         await meet(f"tcp://127.0.0.1:{port}", 1, 2, seconds=0.1)
     assert [record.getMessage() for record in caplog.records] == [

@@ -201,10 +201,10 @@ async def begin() -> AsyncIterator[Begin]:
     begun: list[SilenceWatch] = []
 
     async def beginning(
-        rank: int, opening: Opening, told: str = "", patience: float = 60.0
+        rank: int, opening: Opening, told: str = "", silence_limit: float = 60.0
     ) -> tuple[SilenceWatch, str, asyncio.Queue[PeerLostError]]:
         losses: asyncio.Queue[PeerLostError] = asyncio.Queue()
-        watch = SilenceWatch(opening, rank, 3, patience, losses.put_nowait, star=True)
+        watch = SilenceWatch(opening, rank, 3, silence_limit, losses.put_nowait, star=True)
         begun.append(watch)
         return watch, await watch.begin(told, Deadline(20)), losses
 
@@ -233,7 +233,7 @@ async def test_where_a_second_port_is_refused_a_rank_goes_on_unwatched(
 async def test_arrivals_are_reported_and_leaving_ranks_are_not_missed(begin: Begin) -> None:
     served = partial(over_tcp_served, "127.0.0.1", b"of the job", None)
     joined = partial(over_tcp, "127.0.0.1", b"of the job", None)
-    hub, told, losses = await begin(0, served, patience=5.0)
+    hub, told, losses = await begin(0, served, silence_limit=5.0)
     first, _, _ = await begin(1, joined, told, 5.0)
     await until(lambda: first.absent == [2])
     last, _, _ = await begin(2, joined, told, 5.0)

@@ -55,7 +55,7 @@ async def rendezvous_of_mpi(
     store: Any | None,
     deadline: Deadline,
     environ: Mapping[str, str],
-    patience: float = 0.0,
+    silence_limit: float = 0.0,
 ) -> Rendezvous:
     """Do as `rendezvous.rendezvous`, with MPI's rank and size. Initialises MPI if need be.
 
@@ -85,7 +85,7 @@ async def rendezvous_of_mpi(
             store=store,
             deadline=deadline,
             environ=environ,
-            patience=patience,
+            silence_limit=silence_limit,
         )
     comm, request = world.Idup()
     await _finished(request, comm, world.size, deadline)
@@ -98,7 +98,7 @@ async def rendezvous_of_mpi(
         source="MPI",
         deadline=deadline,
         environ=environ,
-        patience=patience,
+        silence_limit=silence_limit,
     )
 
 

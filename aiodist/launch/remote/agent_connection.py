@@ -201,7 +201,7 @@ class AgentConnection:
                 self._asked_at = now
             self.send(FrameKind.PING)
 
-    def patience(self, now: float) -> float:
+    def seconds_to_wait(self, now: float) -> float:
         """Return the seconds until `tick` has something to do."""
         return math.inf if self.is_lost or not self.is_ready else max(0.0, self._next_ping - now)
 

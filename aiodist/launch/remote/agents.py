@@ -137,9 +137,9 @@ class Agents:
             connection.is_announced = False
             self._watchdog.take_back(connection.pid)
 
-    def patience(self, now: float) -> float:
+    def seconds_to_wait(self, now: float) -> float:
         """Return the seconds until `tick` has something to do."""
-        return min(connection.patience(now) for connection in self.connections)
+        return min(connection.seconds_to_wait(now) for connection in self.connections)
 
 
 def portable(environment: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
