@@ -76,8 +76,6 @@ class Portal:
         self._inherited: list[object] = []
         self._finalizer: Any = None
         close_in_children(self)
-        # Now, and not as the loop starts: handlers of the program, which run first, may still call.
-        atexit.register(self.close)
 
     # -- calls
 
@@ -431,6 +429,7 @@ class Portal:
         try:
             thread.start()
             self._loop, self._thread, self._posted = loop, thread, deque()
+            atexit.register(self.close)
             # Children of multiprocessing end without atexit, but run its own finalizers.
             self._finalizer = util.Finalize(None, self.close, exitpriority=1)
         except RuntimeError as error:  # of the thread
@@ -448,6 +447,7 @@ class Portal:
         assert loop is not None
         assert thread is not None
         self._loop = self._thread = None
+        atexit.unregister(self.close)
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
         self.handoff.interrupts.restore()
@@ -467,6 +467,7 @@ class Portal:
         self._users = 0
         self._loop_users = []
         if loop is not None:
+            atexit.unregister(self.close)
             for user in users:
                 user.close_in_child()
             close_inherited(loop)

@@ -126,26 +126,6 @@ def test_leaving_without_destroy_delivers_sent_messages_and_says_goodbye(
             assert err0 == ""
 
 
-def test_a_function_that_was_registered_before_the_start_may_call_at_the_exit(
-    script: Script,
-) -> None:
-    process = script("""
-        import atexit
-        import numpy as np
-        import aiodist.sync as dist
-
-        def finish():
-            dist.all_reduce(x)
-            print(x[0])
-            dist.destroy_process_group()
-
-        atexit.register(finish)
-        x = np.ones(1)
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
-    """)
-    assert finish(process) == (0, "1.0\n", "")
-
-
 def test_ctrl_c_ends_a_blocking_call_at_once(script: Script, tmp_path: Path) -> None:
     source = (
         START
