@@ -245,7 +245,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations without a timeout of their own."""
-        self._world.call(self._engine.set_timeout, timeout)
+        self._engine.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Close the group, after some seconds for operations in progress."""

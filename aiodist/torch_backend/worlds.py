@@ -132,10 +132,6 @@ class TorchWorld:
         """
         self._context.copy().run(self._portal.post, function)
 
-    def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Do as `post`, and wait until ``function(*args)`` has returned. Raises its error."""
-        self._in_context(self._portal.call, function, False, *args)
-
     def complete(self, start: Callable[[], Any]) -> None:
         """Run the operation that ``start()`` returns to its end, in this thread if possible.
 

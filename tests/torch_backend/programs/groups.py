@@ -9,12 +9,9 @@ import math
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from time import perf_counter, sleep
-from typing import Any
 
 import pytest
 import torch
@@ -22,8 +19,6 @@ import torch.distributed as dist
 
 import aiodist.sync
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.group_engine import GroupEngine
-from aiodist.sync import portal
 from aiodist.torch_backend import connect
 from aiodist.torch_backend.group import TorchGroup
 from tests.torch_backend.programs.ddp import default_store, error_of
@@ -75,36 +70,6 @@ def answers(rank: int, size: int) -> None:
     t = torch.ones(1)
     dist.all_reduce(t)
     assert t.item() == size
-
-
-def later_timeout(rank: int, size: int) -> None:
-    """An operation has the timeout that the group had at the call, also if the loop is slow to start it."""
-    whole = dist.group.WORLD
-    before = whole._engine.timeout
-    timeouts: list[float | None] = []
-    start, hand_over = GroupEngine.start, portal._hand_over
-    late: list[Callable[[], None]] = []
-
-    def noted(group: GroupEngine, *args: Any) -> Any:
-        timeouts.append(group.timeout)
-        return start(group, *args)
-
-    def deliver(*last: Any) -> None:
-        while late:
-            late.pop(0)()
-        if last:
-            hand_over(*last)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupEngine, "start", noted)
-        patch.setattr(portal, "_hand_over", lambda *args: late.append(partial(hand_over, *args)))
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-        patch.setattr(portal, "_hand_over", deliver)
-        whole.set_timeout(timedelta(seconds=50))
-        deliver()
-        work.wait()
-    assert timeouts == [before]
-    assert whole._engine.timeout == 50
 
 
 def sequence_numbers(rank: int, size: int) -> None:
