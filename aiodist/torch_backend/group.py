@@ -270,11 +270,13 @@ class TorchGroup(Membership):
         dstRank: int,  # noqa: N803  # torch's name
         tag: int,
     ) -> c10d.Work:
+        timeout = self._timeout_of_call()
+
         def start() -> Work[Any]:
             self._check_device(tensors)
             to = check_other(self._engine, check_rank(self._engine, None, dstRank, "dst"), "dst")
             tensor = single(tensors, "tensors")
-            return self._engine.start(Send(tensor, to, check_tag(tag)))
+            return self._engine.start(Send(tensor, to, check_tag(tag)), timeout)
 
         operation = self._submit("send", start)
         return self._handed(TorchWork(operation, tensors, None))
@@ -285,6 +287,8 @@ class TorchGroup(Membership):
         srcRank: int | None,  # noqa: N803  # torch's name
         tag: int,
     ) -> c10d.Work:
+        timeout = self._timeout_of_call()
+
         def start() -> Work[Any]:
             self._check_device(tensors)
             source = srcRank
@@ -293,7 +297,7 @@ class TorchGroup(Membership):
                     self._engine, check_rank(self._engine, None, source, "src"), "src"
                 )
             tensor = single(tensors, "tensors")
-            return self._engine.start(Recv(tensor, source, check_tag(tag)))
+            return self._engine.start(Recv(tensor, source, check_tag(tag)), timeout)
 
         name = "recvAnySource" if srcRank is None else "recv"
         operation = self._submit(name, start)

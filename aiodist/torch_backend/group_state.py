@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._collectives += 1
         completions = self._completions()
         completions.wait_for_callbacks()
-        timeout = seconds_of(opts)
+        timeout = self._timeout_of_call(opts)
 
         def run() -> Started:
             self._check_device(tensors)
@@ -86,6 +87,14 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
         operation = self._submit(name, run, at_once)
         return self._handed(TorchWork(operation, tensors, completions, value))
+
+    def _timeout_of_call(self, opts: Any = None) -> float:
+        """Return the seconds that an operation has which is called now; infinity if it has no limit.
+
+        The loop may start it later, when the group has another timeout.
+        """
+        seconds = seconds_of(opts) or self._engine.timeout
+        return math.inf if seconds is None else seconds
 
     def _check_device(self, tensors: Sequence[Tensor]) -> None:
         """Refuse tensors that were meant for another backend; the engine compares all devices with one."""

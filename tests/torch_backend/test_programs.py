@@ -49,6 +49,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("devices:refused", 2),
         ("devices:staged_training", 3),
         ("groups:answers", 2),
+        ("groups:later_timeout", 2),
         ("groups:sequence_numbers", 2),
         ("groups:subgroups", 4),
         since("2.7", "groups:splitting", 4),

@@ -9,9 +9,11 @@ import math
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter, sleep
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import torch.distributed as dist
 
 import aiodist.sync
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.torch_backend import connect
 from aiodist.torch_backend.group import TorchGroup
 from tests.torch_backend.programs.ddp import default_store, error_of
@@ -70,6 +73,34 @@ def answers(rank: int, size: int) -> None:
     t = torch.ones(1)
     dist.all_reduce(t)
     assert t.item() == size
+
+
+def later_timeout(rank: int, size: int) -> None:
+    """An operation has the timeout that the group had at the call, also if the loop is slow to start it."""
+    whole = dist.group.WORLD
+    before = whole._engine.timeout
+    timeouts: list[float | None] = []
+    late: list[Callable[[], None]] = []
+    start, post = GroupEngine.start, whole._world.post
+
+    def noted(group: GroupEngine, operation: Any, timeout: float | None = None) -> Any:
+        timeouts.append(timeout)
+        return start(group, operation, timeout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupEngine, "start", noted)
+        patch.setattr(whole._world, "post", late.append)
+        works = [dist.all_reduce(torch.ones(1), async_op=True)]
+        whole.set_timeout(timedelta(seconds=50))
+        works += [dist.isend(torch.ones(1), 1 - rank), dist.irecv(torch.ones(1), 1 - rank)]
+        whole._get_backend(torch.device("cpu")).options._timeout = timedelta(seconds=40)
+        patch.setattr(whole._world, "post", post)
+        for each in late:
+            post(each)
+        for work in works:
+            work.wait()
+    assert timeouts == [before, 50, 50]
+    assert whole._engine.timeout == 40
 
 
 def sequence_numbers(rank: int, size: int) -> None:
