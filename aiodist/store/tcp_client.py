@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -148,21 +149,23 @@ class TcpStore(Unpicklable, Store):
     def lost_server(self) -> tuple[str, int] | None:
         """Return the server's host name and process id if it is gone without a goodbye, else None.
 
-        It has died in that case, or the connection was cut. The result is empty and 0 if nothing
+        It has died in that case, or the connection was cut. The result is empty and 0 if no will
         was ever set.
         """
         cut = isinstance(self._cause, asyncio.IncompleteReadError | OSError)
         return self._keeper if cut and not self._dismissed and not self._closed else None
 
     async def close(self) -> None:
-        """Drop the connection; calls in progress raise DistStoreError. Idempotent; never raises."""
+        """Drop the connection; calls in progress raise DistStoreError. Idempotent; never raises.
+
+        In another event loop it returns at once, and the store's own loop drops the connection.
+        """
         loop = self._task.get_loop()
-        if loop is not asyncio.get_running_loop() and loop.is_running():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
+        if loop is not asyncio.get_running_loop():
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(self._end)
             return
-        self._closed = True
-        self._drop()
-        self._task.cancel()
+        self._end()
         await asyncio.wait({self._task})
         try:
             await self._writer.wait_closed()
@@ -252,6 +255,11 @@ class TcpStore(Unpicklable, Store):
             raise
         finally:
             self._drop()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._drop()
+        self._task.cancel()
 
     def _drop(self) -> None:
         # Do not call close(), which would first wait for a server that reads no more.

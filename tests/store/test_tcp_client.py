@@ -495,6 +495,17 @@ async def test_close_in_another_loop_ends_the_connection_in_its_own(server):
         await call
 
 
+def test_close_in_another_loop_does_not_wait_for_its_own_which_does_not_run():
+    home = asyncio.new_event_loop()
+    server = home.run_until_complete(TcpStoreServer.start("127.0.0.1"))
+    store = home.run_until_complete(TcpStore.connect("127.0.0.1", server.port, soon()))
+    asyncio.run(asyncio.wait_for(store.close(), soon().timeout))
+    home.run_until_complete(store.close())
+    home.run_until_complete(server.close())
+    home.close()
+    asyncio.run(store.close())
+
+
 async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
         task = asyncio.create_task(store.get("a", soon()))
