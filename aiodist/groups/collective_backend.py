@@ -108,8 +108,9 @@ class CollectiveBackend(ABC):
     def ends_group(self, fingerprint: Fingerprint | None, error: BaseException) -> bool:
         """Return whether a collective that failed by ``error`` on any rank ends the group.
 
-        That is so if it may have begun what cannot be undone. All ranks answer alike. ``fingerprint``:
-        the collective's; None if it ended well on this rank, too long ago to be remembered.
+        That is so if it may have begun what cannot be undone. All ranks that know the collective answer
+        alike. ``fingerprint``: the collective's; None if it ended well on this rank, too long ago to be
+        remembered.
         """
         return False
 

@@ -82,7 +82,8 @@ class TorchBackend(CollectiveBackend):
         """
         if isinstance(error, CollectiveMismatchError):  # the ranks' fingerprints differ
             return not self._messages.kind.agrees_first
-        return fingerprint is None or fingerprint.elsewhere
+        # Where it failed the fingerprint is known, and that rank tells the others.
+        return fingerprint is not None and fingerprint.elsewhere
 
     def close(self) -> None:
         self._messages.close()

@@ -17,6 +17,7 @@ import torch
 import aiodist as dist
 from aiodist.backends.torch_groups import messages
 from aiodist.backends.torch_groups.kinds import Gloo
+from aiodist.groups import group_engine
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 
@@ -150,9 +151,7 @@ async def test_what_does_not_go_through_torch_fails_alone(backend: str) -> None:
     async def body(rank: int) -> None:
         works = [dist.all_gather_object([None] * 3, rank), dist.all_gather_new(torch.ones(4))]
         if rank != 1:
-            for (
-                work
-            ) in works:  # which these two ranks have ended when they hear of each other's failure
+            for work in works:  # ended here by the time that the other rank's failure is known
                 work.cancel()
         else:
             for work in works:
@@ -165,6 +164,34 @@ async def test_what_does_not_go_through_torch_fails_alone(backend: str) -> None:
         assert tensor.tolist() == [3] * 4
 
     await run_ranks(3, body, backend=backend)
+
+
+class OfThisProgram:
+    """Travels by pickle alone."""
+
+
+async def test_an_object_that_fails_long_after_the_root_has_sent_it_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_engine, "REMEMBERED", 4)
+
+    async def body(rank: int) -> None:
+        if rank == 0:
+            await dist.broadcast_object_list([OfThisProgram()], 0, allow_pickle=True)
+            for number in range(6):
+                await dist.broadcast_object_list([number], 0)
+            await dist.send_object_list(["all sent"], 1)
+        else:
+            await dist.recv_object_list([None], 0)
+            with pytest.raises(TypeError, match="pickle"):
+                await dist.broadcast_object_list([None], 0)
+            for _ in range(6):
+                await dist.broadcast_object_list([None], 0)
+        tensor = torch.ones(4)
+        await dist.all_reduce(tensor)
+        assert tensor.tolist() == [2] * 4
+
+    await run_ranks(2, body, backend="torch:gloo")
 
 
 async def test_a_collective_that_ranks_disagree_about_does_not_begin(
