@@ -124,7 +124,7 @@ class ArrivedObject:
 
 
 class _EnvelopeRecv(Recv):
-    """A receive that waits for an envelope, or for a arrived_object that another receive hands on."""
+    """A receive that waits for an envelope, or for an object that another receive hands on."""
 
     __slots__ = ("finish", "given", "messages", "pickle")
 
@@ -328,7 +328,7 @@ class ObjectMessages:
         return group.recv_posted(plan.facts(-1), recv, recv.end, timeout)
 
     async def receive(self, context: MessageContext, recv: _EnvelopeRecv) -> Any:
-        """Return the result of ``recv``, which has an envelope or a arrived_object."""
+        """Return the result of ``recv``, which has an envelope or an arrived object."""
         while True:
             arrived_object = recv.given or self.arrived_object_in(recv)
             context.matched(arrived_object.source)

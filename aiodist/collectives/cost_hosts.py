@@ -39,7 +39,7 @@ class InterHostRun(NamedTuple):
     """The algorithm there, where the table for messages does not choose it."""
 
 
-def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
+def inter_host_traffic(operation: str, algorithm: str, case: HostsCase) -> Traffic:
     """What one rank sends to other hosts. Raises KeyError for an unknown algorithm."""
     topology, rank = case.topology, case.rank
     host, home = topology.host_of(rank), topology.host_of(case.root)
@@ -54,7 +54,7 @@ def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
         return Traffic(0, 0)
     hosts, messages, nbytes = len(topology.hosts), 0, 0
     for part in _pieces(operation, algorithm, case):
-        row = CROSSINGS[operation, algorithm]
+        row = INTER_HOST_RUNS[operation, algorithm]
         lengths = row.lengths(part, column)
         choice = row.choice or select(operation, hosts, sum(lengths), rules=case.rules)
         there = Case(hosts, host, lengths, home, case.itemsize, choice.chunk)
@@ -90,7 +90,7 @@ def _blocks_of_column(case: HostsCase, column: int) -> list[int]:
     return [case.lengths[rank] for rank in case.topology.column(column)]
 
 
-CROSSINGS: Mapping[tuple[str, str], InterHostRun] = MappingProxyType(
+INTER_HOST_RUNS: Mapping[tuple[str, str], InterHostRun] = MappingProxyType(
     {
         ("barrier", "leaders"): InterHostRun(_all),
         ("broadcast", "leaders"): InterHostRun(_all),

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS
 from aiodist.collectives.select import HOSTS_RULES, MANY, RULES, SHARED_RULES, Choice, Rule, Rules
 from aiodist.collectives.shm_choice import most_in_slots, why_not
 from aiodist.errors import InvalidUsageError
@@ -162,7 +162,7 @@ def _in_memory(operation: str, row: Any) -> Rule:
 
 def _over_hosts(operation: str, row: Any) -> Rule:
     rule = _rule(operation, row, "hosts", "chunk")
-    if operation not in TUNABLE or (operation, rule.choice.algorithm) not in CROSSINGS:
+    if operation not in TUNABLE or (operation, rule.choice.algorithm) not in INTER_HOST_RUNS:
         raise _refused(operation, "asks for what does not exist over several hosts", row)
     return rule
 

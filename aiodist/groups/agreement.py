@@ -1,7 +1,7 @@
 """The survivors of a group agree on their ranks, and on a value, while more of them may die.
 
 There is one coordinator at a time: the lowest rank that is not known to be dead. It asks all ranks that it
-takes for alive. Each of them joins once it has entered the agreement. To join is a promise to obey no
+takes for alive. Each of them joins once it has entered the agreement. To join is a promise to follow no
 lower coordinator any more. When all living ranks have joined, the coordinator decides that these are the
 survivors, and sends the decision to all of them. If it dies before all have the decision, the next
 coordinator asks. A rank that has the decision answers with it, and it stands. If no living rank has it, a
@@ -61,7 +61,7 @@ class Agreement:
         self._lead = lead
         self._on_decided = decided
         self._entered = False
-        self._promised = -1  # the place of the coordinator that this rank obeys
+        self._promised = -1  # the place of the coordinator that this rank follows
         self._asked = -1  # by that coordinator, before this rank had entered
         self._told = -1  # the coordinator that knows that this rank has entered
         self._joined: set[int] = set()
@@ -154,7 +154,7 @@ class Agreement:
                 self._go_on()
         elif kind == DONE:
             term, members, value = rest
-            # Otherwise it is a dead coordinator's decision, which the obeyed coordinator may not know.
+            # Otherwise it is a dead coordinator's decision, which the followed coordinator may not know.
             if term >= self._promised or self._coordinator() in (src, self._rank):
                 self._waiting.discard(src)  # it has the decision
                 self._decide(term, Decision(tuple(members), value))
@@ -173,7 +173,7 @@ class Agreement:
         self._dead.update(rank for rank in dead if rank != self._rank and rank in self._members)
 
     def _promise(self, term: int) -> None:
-        """Promise to obey coordinator number ``term`` from here on, and say so."""
+        """Promise to follow coordinator number ``term`` from here on, and say so."""
         if term < 0 or self._members[term] == self._rank:
             return
         self._promised = term

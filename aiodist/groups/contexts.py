@@ -192,9 +192,9 @@ class CollectiveContext(OperationContext):
             ranks = self._awaited()
             if communicator is not None and self.shm is not None and communicator.waiting_for():
                 ranks.update(communicator.neighbours)
-            untold = ranks - self._informed
-            self._informed |= untold
-            for rank in untold:
+            uninformed = ranks - self._informed
+            self._informed |= uninformed
+            for rank in uninformed:
                 endpoint.send_fingerprint(rank, self._group.id, self.sequence, self.meta)
 
     def compare(self, src: int, meta: bytes) -> None:

@@ -250,7 +250,7 @@ class FailureDetector:
         self._ended(rank, f"it {ENDED}: {why}")
         self._dial(rank)
 
-    # -- verdicts
+    # -- losses
 
     def _beat(self) -> None:
         if self._over:

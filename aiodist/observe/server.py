@@ -288,7 +288,7 @@ class Server:
         return 0.0 if turned.wait(TURN_SECONDS) else TURN_SECONDS
 
     def _handle_safely(self) -> None:
-        """Obey signals, and log an error: questions are answered all the same."""
+        """Handle signals, and log an error: questions are answered all the same."""
         try:
             self._handle_signals()
         except EOFError:

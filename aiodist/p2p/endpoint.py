@@ -482,7 +482,7 @@ class Endpoint:
     def _last_beat_of(self, peer: Peer) -> str:
         return "" if self._heartbeat is None else self._heartbeat.last_heartbeat_of(peer.rank)
 
-    # -- verdicts of the heartbeat threads
+    # -- notices of the heartbeat threads
 
     def _on_loss_notice(self, notice: LossNotice) -> None:
         """Handle the notice of the heartbeat threads that a rank is lost, perhaps this one."""

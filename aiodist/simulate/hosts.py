@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiodist.collectives.calls import Run
 from aiodist.collectives.cost import Traffic
-from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS, HostsCase, inter_host_traffic
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, Rules, select
@@ -56,14 +56,14 @@ def simulate_hosts(
         piece = _piece(operation, algorithm, topology, nbytes)
         run = _program(operation, Choice(algorithm, piece), topology, nbytes)
     seconds = network.run(run)
-    crossed = [Traffic(*rank.crossing) for rank in network.ranks]
+    crossed = [Traffic(*rank.inter_host_traffic) for rank in network.ranks]
     formula = crossed
     if not flat:
         itemsize = 1 if operation == "broadcast" else ITEMSIZE
         cases = [
             HostsCase(topology, rank, lengths, 0, itemsize, piece=piece) for rank in range(size)
         ]
-        formula = [crossing(operation, algorithm, case) for case in cases]
+        formula = [inter_host_traffic(operation, algorithm, case) for case in cases]
     by_host = [
         Traffic(
             sum(crossed[rank].messages for rank in ranks), sum(crossed[r].nbytes for r in ranks)
@@ -93,7 +93,7 @@ def algorithms_over_hosts(operation: str, topology: HostTopology) -> list[str]:
         raise InvalidUsageError(
             "an all_to_all over hosts with several ranks is not simulated: leave out --per-host"
         )
-    names = [name for known, name in CROSSINGS if known == operation]
+    names = [name for known, name in INTER_HOST_RUNS if known == operation]
     return [FLAT, *(name for name in names if name != "columns" or topology.is_even)]
 
 
@@ -136,7 +136,7 @@ def _program(
         shm = SimulatedShm(memories[number], here.index(rank.rank), rank)
         view = MultiHostContext(rank, topology, shm if len(here) > 1 else None, rank.memory)
         run = call_of(operation, rank, nbytes).over_hosts(view, rules)
-        assert run is not None  # it is one of `CROSSINGS`
+        assert run is not None  # it is one of `INTER_HOST_RUNS`
         return run
 
     return build

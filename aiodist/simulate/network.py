@@ -234,7 +234,7 @@ class Rank:
         """Seconds: this rank has been busy, or waited, until then."""
         self.messages = 0
         self.nbytes = 0
-        self.crossing = [0, 0]
+        self.inter_host_traffic = [0, 0]
         """Messages and bytes that it has sent to other hosts."""
         self.link = self.wire = Link()
         """Its own, and the one by which other hosts are reached."""
@@ -267,8 +267,8 @@ class Rank:
             self.clock += network.intra_host.overhead
         else:
             self.clock += network.parameters.overhead
-            self.crossing[0] += 1
-            self.crossing[1] += len(data)
+            self.inter_host_traffic[0] += 1
+            self.inter_host_traffic[1] += len(data)
         return network.send(self, dst, len(data))
 
     def recv(self, src: int, into: memoryview) -> Pending[None]:

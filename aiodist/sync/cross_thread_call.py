@@ -89,7 +89,10 @@ class CoroutineCall:
         if self.error is None:
             self.returned = task.result()
             if self._on_result is not None:
-                self._on_result(self.returned)
+                try:
+                    self._on_result(self.returned)
+                except BaseException as error:  # noqa: BLE001  # raised in the thread that called
+                    self.error = error
         self._release()
 
     def _release(self) -> None:

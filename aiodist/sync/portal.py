@@ -324,15 +324,15 @@ class Portal:
                 interrupts.release()
 
     @contextmanager
-    def opening(self, resident_of: Callable[[Any], LoopUser]) -> Iterator[Callable[..., Any]]:
-        """Give the block a `run` after which ``resident_of(result)`` uses the loop.
+    def opening(self, user_of: Callable[[Any], LoopUser]) -> Iterator[Callable[..., Any]]:
+        """Give the block a `run` after which ``user_of(result)`` uses the loop.
 
         A user that has opened although the block was interrupted is closed again.
         """
         opened: list[LoopUser] = []
 
         def add_user(result: Any) -> None:
-            user = resident_of(result)
+            user = user_of(result)
             self.add_user(user)
             opened.append(user)
 

@@ -35,7 +35,7 @@ MAX_STREAMS = 64
 
 _HELLO = struct.Struct("<16sHH")  # the bundle's name, the stream's number, how many there are
 
-_CROWD = 1024
+_MOST_HANDSHAKES = 1024
 """The most streams that may be in their greeting with one listener at the same moment."""
 
 
@@ -171,7 +171,7 @@ class _Reception:
     def __init__(self, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
         self.pending: PendingHandshakes[_PendingConnection] = PendingHandshakes(
-            "a listener", _CROWD
+            "a listener", _MOST_HANDSHAKES
         )
         self._bundles: dict[tuple[bytes, int], dict[int, _PendingConnection]] = {}
 
@@ -179,19 +179,19 @@ class _Reception:
         set_options(sock)
         sock.setblocking(False)
         host, port = sock.getpeername()[:2]
-        pending = _PendingConnection(sock, f"{SCHEME}://{host}:{port}", self)
-        self.pending.admit(pending, pending.name)
+        incoming = _PendingConnection(sock, f"{SCHEME}://{host}:{port}", self)
+        self.pending.admit(incoming, incoming.name)
 
-    def greeted(self, pending: _PendingConnection, hello: bytes) -> None:
-        """Add ``pending``, which has told its bundle and number."""
+    def greeted(self, incoming: _PendingConnection, hello: bytes) -> None:
+        """Add ``incoming``, which has told its bundle and number."""
         name, number, count = _HELLO.unpack(hello)
         which = name, count
         if number in self._bundles.get(which, ()) or not number < count <= MAX_STREAMS:
-            self.refused(pending, DistNetworkError(f"{pending.name} is no stream of a bundle"))
+            self.refused(incoming, DistNetworkError(f"{incoming.name} is no stream of a bundle"))
             return
         bundle = self._bundles.setdefault(which, {})
-        bundle[number] = pending
-        pending.bundle = which
+        bundle[number] = incoming
+        incoming.bundle = which
         if len(bundle) < count:
             return
         del self._bundles[which]
@@ -199,21 +199,21 @@ class _Reception:
             self.pending.proven(each)
         sockets = [sock for _, sock in sorted((n, each.sock) for n, each in bundle.items())]
         connection = StripedConnection(Bundle(sockets), bundle[0].name)
-        hand_over(connection, self._on_accept, pending.name)
+        hand_over(connection, self._on_accept, incoming.name)
 
-    def refused(self, pending: _PendingConnection, error: BaseException) -> None:
-        self.pending.rejected(pending, error)
+    def refused(self, incoming: _PendingConnection, error: BaseException) -> None:
+        self.pending.rejected(incoming, error)
         # Its bundle will never be complete: its other streams are dropped after their timeout.
-        self._bundles.pop(pending.bundle, None)
-        pending.cancel()
+        self._bundles.pop(incoming.bundle, None)
+        incoming.cancel()
 
     def close(self) -> None:
         self.pending.close(_PendingConnection.cancel)
         self._bundles.clear()
 
     def close_in_child(self) -> None:
-        for pending in self.pending:
-            os.close(pending.sock.detach())
+        for incoming in self.pending:
+            os.close(incoming.sock.detach())
 
 
 class _PendingConnection:

@@ -31,7 +31,7 @@ SCHEME = "tls"
 JOIN_BYTES = 64 << 10
 """Small parts up to this together become one record and one system call."""
 
-_CROWD = 1024
+_MOST_HANDSHAKES = 1024
 """Ranks that may be in the handshake with one listener at the same moment."""
 
 
@@ -200,30 +200,30 @@ class _Reception:
         self._on_accept = on_accept
         self._context = context
         self.pending: PendingHandshakes[_PendingConnection] = PendingHandshakes(
-            "a listener", _CROWD
+            "a listener", _MOST_HANDSHAKES
         )
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         host, port = sock.getpeername()[:2]
         secured = _Secured(self._context, sock, server_side=True)
-        pending = _PendingConnection(secured, f"{SCHEME}://{host}:{port}", self)
-        self.pending.admit(pending, pending.name)
-        pending.start()
+        incoming = _PendingConnection(secured, f"{SCHEME}://{host}:{port}", self)
+        self.pending.admit(incoming, incoming.name)
+        incoming.start()
 
-    def arrived(self, pending: _PendingConnection) -> None:
-        self.pending.proven(pending)
-        hand_over(TlsConnection(pending.secured, pending.name), self._on_accept, pending.name)
+    def arrived(self, incoming: _PendingConnection) -> None:
+        self.pending.proven(incoming)
+        hand_over(TlsConnection(incoming.secured, incoming.name), self._on_accept, incoming.name)
 
-    def refused(self, pending: _PendingConnection, error: BaseException) -> None:
-        self.pending.rejected(pending, error)
+    def refused(self, incoming: _PendingConnection, error: BaseException) -> None:
+        self.pending.rejected(incoming, error)
 
     def close(self) -> None:
         self.pending.close(_PendingConnection.cancel)
 
     def close_in_child(self) -> None:
-        for pending in self.pending:
-            os.close(pending.secured.detach())
+        for incoming in self.pending:
+            os.close(incoming.secured.detach())
 
 
 class _PendingConnection:

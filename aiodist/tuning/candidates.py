@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodist.collectives import calls
 from aiodist.collectives.calls import Barrier, Call
-from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.select import Choice
 from aiodist.collectives.shm_choice import ALGORITHMS, why_not
@@ -90,7 +90,7 @@ def hosts_candidates(operation: str, topology: HostTopology, nbytes: int) -> lis
     as if there were no hosts is left out.
     """
     found = []
-    for known, name in CROSSINGS:
+    for known, name in INTER_HOST_RUNS:
         if known != operation or (name == "columns" and not topology.is_even):
             continue
         if name == "leaders":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist.collectives import calls
-from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS, HostsCase, inter_host_traffic
 from aiodist.collectives.host_topology import HostTopology, SubChannel
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.partition import offsets_of
@@ -95,7 +95,7 @@ def check(operation, lengths, root, given, data, outs, size):
 
 @pytest.mark.parametrize(("seed", "piece"), [(None, MANY), (1, MANY), (1, 900), (2, 150)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("operation", "name"), CROSSINGS)
+@pytest.mark.parametrize(("operation", "name"), INTER_HOST_RUNS)
 def test_results_and_what_crosses(network, reduction, operation, name, shape, seed, piece):
     size, topology = len(shape), HostTopology(shape)
     op = reduction(np.add, "i4")
@@ -114,7 +114,7 @@ def test_results_and_what_crosses(network, reduction, operation, name, shape, se
                 continue  # it ran flat
             itemsize = 1 if operation == "broadcast" else ITEM
             for rank in range(size):
-                formula = crossing(
+                formula = inter_host_traffic(
                     operation,
                     name,
                     HostsCase(topology, rank, lengths, root, itemsize, piece=piece),
@@ -187,7 +187,7 @@ def test_the_formulas_know_exactly_the_algorithms_of_the_table():
     named = {
         (operation, r.choice.algorithm) for operation, rules in HOSTS_RULES.items() for r in rules
     }
-    assert named == set(CROSSINGS)
+    assert named == set(INTER_HOST_RUNS)
 
 
 def test_places_are_in_the_order_of_first_ranks():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS
 from aiodist.collectives.select import HOSTS_RULES, MANY, RULES, SHARED_RULES, Rule, Rules
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -69,7 +69,7 @@ def test_the_tables_are_those_of_the_code(expected):
     ("head", "algorithms"),
     [
         ("| operation | algorithm | rounds | messages | bytes sent |\n", COSTS),
-        ("| operation | algorithm | between the hosts runs | sent by |\n", CROSSINGS),
+        ("| operation | algorithm | between the hosts runs | sent by |\n", INTER_HOST_RUNS),
     ],
 )
 def test_the_tables_of_costs_have_a_row_for_each_algorithm(head, algorithms):

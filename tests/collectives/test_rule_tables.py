@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS
 from aiodist.collectives.rule_tables import (
     FORMAT,
     TUNABLE,
@@ -97,7 +97,7 @@ def test_every_operation_that_is_tuned_has_ways_in_memory_and_ours_are_among_the
 
 def test_every_operation_that_is_tuned_has_ways_over_hosts_and_ours_are_among_them() -> None:
     for operation in TUNABLE:
-        ways = {name for known, name in CROSSINGS if known == operation}
+        ways = {name for known, name in INTER_HOST_RUNS if known == operation}
         assert {rule.choice.algorithm for rule in HOSTS_RULES[operation]} == ways
 
 

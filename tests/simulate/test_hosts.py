@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiodist.collectives.barrier_slots import barrier_slots
-from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.cost_hosts import INTER_HOST_RUNS
 from aiodist.collectives.select import Choice
 from aiodist.commands.main import main
 from aiodist.errors import InvalidUsageError
@@ -26,11 +26,11 @@ from aiodist.simulate import hosts as over_hosts
 from aiodist.simulate.board import FLAG, Memory, SimulatedShm
 from aiodist.simulate.network import Rank
 
-OPERATIONS = sorted({operation for operation, _ in CROSSINGS})
+OPERATIONS = sorted({operation for operation, _ in INTER_HOST_RUNS})
 SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 
 
-@pytest.mark.parametrize(("operation", "name"), CROSSINGS)
+@pytest.mark.parametrize(("operation", "name"), INTER_HOST_RUNS)
 @pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (9, 3), (7, 3), (8, 4)])
 def test_every_rank_sends_other_hosts_the_bytes_of_the_formula(
     operation: str, name: str, ranks: int, per_host: int
@@ -58,7 +58,7 @@ def test_the_table_chooses_well(operation: str, network: str) -> None:
             assert seconds[chosen] <= 1.25 * fastest, (ranks, per_host, nbytes, chosen, seconds)
 
 
-@pytest.mark.parametrize(("operation", "name"), [c for c in CROSSINGS if c[1] != "leaders"])
+@pytest.mark.parametrize(("operation", "name"), [c for c in INTER_HOST_RUNS if c[1] != "leaders"])
 def test_work_inside_a_host_overlaps_with_traffic_between_hosts(
     operation: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,10 +136,10 @@ def test_ranks_of_a_host_share_its_link_and_are_near_each_other() -> None:
     topology = hosts_of(4, 2)
     network = Network(4, far, topology=topology, intra_host=near)
     assert network.run(to_the_next_host) == OVERHEAD + L + 2 * 40 * G + OVERHEAD
-    assert [rank.crossing for rank in network.ranks] == [[1, 40], [1, 40], [0, 0], [0, 0]]
+    assert [rank.inter_host_traffic for rank in network.ranks] == [[1, 40], [1, 40], [0, 0], [0, 0]]
     network = Network(4, far, topology=topology, intra_host=near)
     assert network.run(to_the_neighbour) == OVERHEAD + 1.0 + 40 * G / 10 + OVERHEAD
-    assert not any(sum(rank.crossing) for rank in network.ranks)
+    assert not any(sum(rank.inter_host_traffic) for rank in network.ranks)
 
 
 def test_a_message_inside_a_host_has_the_overhead_and_the_eager_limit_of_messages_there() -> None:

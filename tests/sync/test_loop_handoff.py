@@ -117,6 +117,7 @@ def test_an_interrupt_before_a_coroutine_is_handed_over_drops_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("aiodist.sync.portal._hand_over", interrupted)
+    monkeypatch.setattr("aiodist.sync.portal.JOIN_SECONDS", 3600.0)  # as good as for ever
     with pytest.raises(KeyboardInterrupt):
         Portal().run(asyncio.sleep, 60)
 

@@ -136,7 +136,7 @@ async def test_too_many_that_say_nothing_lose_their_places(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pending_handshakes, "SPARE", 3)
-    monkeypatch.setattr(module, "_CROWD", 0)
+    monkeypatch.setattr(module, "_MOST_HANDSHAKES", 0)
     accepted: list[Connection] = []
     secure = TlsTransport("127.0.0.1", tls_files())
     listener = await secure.listen(accepted.append)
