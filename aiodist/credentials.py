@@ -134,7 +134,7 @@ def _no_password() -> str:
     )
 
 
-def given_or_of_job(
+def secret_and_certificates(
     secret: bytes | None, certificates: Certificates | None, environ: Mapping[str, str]
 ) -> tuple[bytes, Certificates | None]:
     """Return what a caller gave or, without a ``secret``, the job's secret and certificates."""

@@ -277,6 +277,11 @@ def _compare(facts: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
+def newcomer_key(secret: bytes) -> bytes:
+    """Return the key by which a process that comes later proves that it knows the job's ``secret``."""
+    return hmac.new(secret, b"newcomers", hashlib.sha256).digest()
+
+
 def set_world_ranks(
     world: World, endpoint: Endpoint, rank_infos: Sequence[RankInfo], token: bytes, secret: bytes
 ) -> None:
@@ -285,7 +290,7 @@ def set_world_ranks(
     Ranks authenticate to each other with the job's ``secret`` and the ``token``, which is rank 0's.
     """
     key = hmac.new(secret, token, hashlib.sha256).digest()
-    world.token = token
+    world.token, world.newcomer_key = token, newcomer_key(secret)
     endpoint.meet(rank_infos, key)
     for rank_info in rank_infos:
         if rank_info.is_absent:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import ProcessGroup, handle_of
-from aiodist.api.rejoining import meeting_place, waiting_at, welcome
+from aiodist.api.rejoining import knows_secret, meeting_place, refuse, waiting_at, welcome
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistStoreError, summary_of
 from aiodist.groups.agreement import Agreement, Decision
@@ -181,9 +181,13 @@ async def _look(
     try:
         for pause in pauses():
             free = [rank for rank in group.lineage if rank not in agreement.alive]
-            found = await in_time(waiting_at(place, free), end)
-            for newcomer in found:
+            found = []
+            for newcomer in await in_time(waiting_at(place, free), end):
                 RankInfo.decode(newcomer.rank_info)  # else no member could follow the decision
+                if knows_secret(newcomer, group.world.newcomer_key):
+                    found.append(newcomer)
+                else:
+                    await in_time(refuse(place, newcomer), end)
             newcomers = found
             if not missing() or deadline.expired():
                 break

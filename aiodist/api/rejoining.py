@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,7 +19,12 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
-from aiodist.api.lifecycle import REPLACEMENT_VARIABLE, set_world_ranks, transports_at
+from aiodist.api.lifecycle import (
+    REPLACEMENT_VARIABLE,
+    newcomer_key,
+    set_world_ranks,
+    transports_at,
+)
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.settings import (
     check_later_settings,
@@ -127,7 +134,8 @@ async def rejoin(
 
     Raises:
         StoreTimeoutError: The members have not taken it in by then.
-        InvalidUsageError: The world is initialised, or rank or store are not known.
+        InvalidUsageError: The world is initialised, rank or store are not known, or the members
+            have another secret than this process.
         DistStoreError: The store fails.
     """
     world = current_world()
@@ -169,7 +177,10 @@ async def _come_in(
     ways = with_bundles(transports, hosts, streams_from(os.environ, schemes))
     endpoint = Endpoint(rank, -1, ways, world, window=window, heartbeat=heartbeat)
     world.attach(endpoint)
-    newcomer = Newcomer(rank, (await endpoint.open()).encode(), os.urandom(12))
+    secret = job_secret(os.environ)
+    own, name = (await endpoint.open()).encode(), os.urandom(12)
+    proof = _proof(newcomer_key(secret), rank, own, name)
+    newcomer = Newcomer(rank, own, name, proof)
     try:
         told = await _welcomed(place, newcomer, deadline)
     except StoreTimeoutError as error:
@@ -178,12 +189,17 @@ async def _come_in(
             "the members have to call grow(), at the same store",
             **error.fields,
         ) from None
+    if not told:
+        raise InvalidUsageError(
+            f"the members do not take this process in as rank {rank}: it does not know the job's "
+            "secret; give all processes of one job the same AIODIST_SECRET (or AIODIST_SECRET_FILE)"
+        )
     facts = msgpack.unpackb(told)
     rank_infos = [RankInfo.decode(rank_info) for rank_info in facts["rank_infos"]]
     world.size = len(rank_infos)
     world.choose_by(facts["table"])
     heartbeat.set_timeout(facts["liveness"])
-    set_world_ranks(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
+    set_world_ranks(world, endpoint, rank_infos, facts["token"], secret)
     answer_here(world.observer)
     for rank_info in rank_infos:
         if rank_info.rank not in facts["ranks"] and not rank_info.is_absent:
@@ -208,7 +224,8 @@ async def _come_in(
 async def _welcomed(place: Store, newcomer: Newcomer, deadline: Deadline) -> bytes:
     """Wait at the store until a member has left the welcome for ``newcomer``, and return it.
 
-    Raises StoreTimeoutError. Cancelled or failed, it leaves no entry that `grow` would find.
+    It is empty if the members refuse it. Raises StoreTimeoutError. Cancelled or failed, it leaves no
+    entry that `grow` would find.
     """
     entry = msgpack.packb(list(newcomer))
     note = asyncio.get_running_loop().call_later(
@@ -296,6 +313,27 @@ async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Newcomer]:
     return newcomers
 
 
+def knows_secret(newcomer: Newcomer, key: bytes) -> bool:
+    """Return whether ``newcomer`` has proven that it knows the secret that ``key`` is made of."""
+    proof = _proof(key, newcomer.rank, newcomer.rank_info, newcomer.name)
+    return hmac.compare_digest(newcomer.proof, proof)
+
+
+def _proof(key: bytes, rank: int, rank_info: bytes, name: bytes) -> bytes:
+    return hmac.new(key, msgpack.packb([rank, rank_info, name]), hashlib.sha256).digest()
+
+
+async def refuse(place: Store, newcomer: Newcomer) -> None:
+    """Tell ``newcomer``, which does not know the job's secret, that it is not taken in."""
+    log.warning(
+        "a process that would become rank %d does not know this job's secret and is not taken in: give "
+        "all processes of one job the same AIODIST_SECRET (or AIODIST_SECRET_FILE)",
+        newcomer.rank,
+    )
+    await place.set(_welcome_of(newcomer), b"")
+    await _remove_entry(place, newcomer)
+
+
 async def welcome(place: Store, newcomer: Newcomer, group: GroupEngine) -> None:
     """Tell ``newcomer`` all it needs to know as a member of ``group``. Every member does so."""
     facts = {
@@ -312,6 +350,10 @@ async def welcome(place: Store, newcomer: Newcomer, group: GroupEngine) -> None:
         "liveness": group.endpoint.liveness_timeout,
     }
     await place.set(_welcome_of(newcomer), msgpack.packb(facts))
+    await _remove_entry(place, newcomer)
+
+
+async def _remove_entry(place: Store, newcomer: Newcomer) -> None:
     # It waits no more; another one that came meanwhile does.
     await place.compare_set(_place_of(newcomer.rank), msgpack.packb(list(newcomer)), b"")
 

@@ -56,6 +56,7 @@ class RankWorld(Protocol):
     membership: Membership
     store: Store | None
     token: bytes
+    newcomer_key: bytes
     table: bytes
     tables: Tables
     allow_pickle: bool

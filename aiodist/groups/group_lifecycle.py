@@ -34,11 +34,15 @@ WHOLE_GROUP = -1
 
 
 class Newcomer(NamedTuple):
-    """A process that waits to be taken in. ``name``: random, its own."""
+    """A process that waits to be taken in.
+
+    ``name``: random, its own. ``proof``: that it knows the job's secret.
+    """
 
     rank: int
     rank_info: bytes
     name: bytes
+    proof: bytes
 
 
 class GroupSpec(NamedTuple):

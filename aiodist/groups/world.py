@@ -74,6 +74,9 @@ class World:
         self.store: Store | None = None
         self.launchers_store: Store | None = None  # where replacements of lost ranks come to
         self.token = b""  # from rank 0: with the job's secret, what ranks know each other by
+        self.newcomer_key = (
+            b""  # made of the job's secret: newcomers prove by it that they know that
+        )
         self.table = b""  # from rank 0: a file of measured choices, or none
         self.tables = OURS  # what algorithms are chosen by: that file's rows, before our own
         self.recorder = Recorder()

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Self
 
-from aiodist.credentials import Certificates, given_or_of_job
+from aiodist.credentials import Certificates, secret_and_certificates
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError, InvalidUsageError
 from aiodist.store.addresses import show
@@ -102,7 +102,7 @@ class TcpStore(Unpicklable, Store):
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
         deadline = deadline_of(timeout, cls.timeout)
-        secret, certificates = given_or_of_job(secret, certificates, os.environ)
+        secret, certificates = secret_and_certificates(secret, certificates, os.environ)
         stream = await connect(host, port, deadline, secret, certificates, once=once, learn=learn)
         return cls.__new__(cls)._begin(show(host, port), stream, seconds, max_frame)
 

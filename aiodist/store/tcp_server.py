@@ -12,7 +12,7 @@ import sys
 from typing import Any, Self
 
 from aiodist.accept_loop import AcceptLoop
-from aiodist.credentials import Certificates, given_or_of_job
+from aiodist.credentials import Certificates, secret_and_certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
@@ -131,7 +131,7 @@ class TcpStoreServer(Unpicklable):
             DistStoreError: The name does not resolve, the port is in use, or the address is that
                 of another machine.
         """
-        secret, certificates = given_or_of_job(secret, certificates, os.environ)
+        secret, certificates = secret_and_certificates(secret, certificates, os.environ)
         tls: dict[str, Any] = {}
         if certificates is not None:
             tls["ssl"] = certificates.server_context()

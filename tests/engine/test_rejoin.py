@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -497,6 +498,37 @@ async def test_an_entry_that_is_deleted_as_a_member_reads_it_is_none(
     await store.set(_place_of(1), b"entry")
     async with asyncio.timeout(scaled(5)):
         assert await rejoining.waiting_at(store, [0, 1]) == []
+
+
+async def test_a_process_without_the_jobs_secret_is_refused_and_the_next_one_is_taken_in(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIODIST_SECRET", "of the job")
+    refused = asyncio.Event()
+
+    async def member() -> None:
+        meeting: State = {"store": dist.MemoryStore(), "rank": 0, "world_size": 1, "capacity": 2}
+        await dist.init_process_group(**meeting)
+        monkeypatch.delenv("AIODIST_SECRET")
+        await dist.grow(store, [1])
+        await all_work(2)
+
+    async def stranger() -> None:
+        await until(lambda: "AIODIST_SECRET" not in os.environ)
+        with pytest.raises(
+            dist.InvalidUsageError, match="rank 1: it does not know the job's secret"
+        ):
+            await dist.rejoin(store, 1, timeout=20)
+        monkeypatch.setenv("AIODIST_SECRET", "of the job")
+        refused.set()
+
+    async def replacement() -> None:
+        await refused.wait()
+        await dist.rejoin(store, 1, timeout=20)
+        await all_work(2)
+
+    await asyncio.gather(newcomer(member), newcomer(stranger), newcomer(replacement))
+    assert caplog.text.count("would become rank 1 does not know this job's secret") == 1
 
 
 async def test_grow_waits_for_rank_0_of_an_array(inproc: RunRanks, store: dist.Store) -> None:

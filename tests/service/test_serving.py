@@ -563,7 +563,7 @@ async def test_the_caller_of_grow_gets_an_error_when_the_block_raises_meanwhile(
     growing = asyncio.Event()
 
     async def waiting_at(place, ranks):
-        return [Newcomer(1, b"", b"")]
+        return [Newcomer(1, b"", b"", b"")]
 
     async def grow(*_):
         growing.set()
