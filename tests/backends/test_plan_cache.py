@@ -187,9 +187,9 @@ async def test_a_late_rank_does_not_keep_the_note_of_one_that_waited_long() -> N
         await meet()
         group = current_world().default_group()
         if rank == 0:
-            await until(lambda: 1 in group._foretold)
+            await until(lambda: 1 in group._announced)
         await dist.barrier()
-        assert not group._foretold
+        assert not group._announced
         await dist.barrier()
 
     await run_ranks(2, main, "shm", timeout=20)

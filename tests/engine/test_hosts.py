@@ -229,7 +229,7 @@ async def test_a_late_rank_enters_the_collective_that_the_others_told_it_of(late
         await dist.barrier()
         for length in (5, 100_000):
             if rank == late:
-                await until(lambda: bool(group()._foretold))
+                await until(lambda: bool(group()._announced))
             data = np.ones(length)
             await dist.all_reduce(data)
             assert (data == 4).all()

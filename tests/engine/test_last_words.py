@@ -232,7 +232,7 @@ async def test_what_is_certain_is_told_at_once(cause: str, monkeypatch: pytest.M
                 work._fail(dist.PeerLostError("rank 1 died", rank=1, departure="died"))
             else:  # which another rank has told, after its own wait
                 left = dist.PeerLostError("rank 1 has left", rank=1, departure="left")
-                engine_of(dist.group.WORLD).peer_lost(left, heard=True)
+                engine_of(dist.group.WORLD).peer_lost(left, from_peer=True)
             assert work.is_completed()
             assert isinstance(work.exception(), dist.PeerLostError)
 

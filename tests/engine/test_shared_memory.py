@@ -460,7 +460,7 @@ async def test_a_late_rank_enters_the_collective_that_the_others_told_it_of() ->
         for late in (0, 1, 2):
             if rank == late:
                 group = current_world().default_group()
-                await until(lambda group=group: len(group._foretold) == 2)  # type: ignore[misc]
+                await until(lambda group=group: len(group._announced) == 2)  # type: ignore[misc]
             data = np.ones(5)
             await dist.all_reduce(data)
             assert (data == 3).all()

@@ -174,9 +174,9 @@ async def test_a_rank_that_comes_late_is_told_though_its_part_ends_at_once(
         group = engine_of()
         if rank == 0:
             return await outcome(dist.gather_object(1, [None, None], 0))
-        await until(lambda: bool(group._foretold))
+        await until(lambda: bool(group._announced))
         assert await outcome(dist.broadcast(np.ones(3), 1)) is None
-        assert not group._foretold
+        assert not group._announced
         return None
 
     transport = "shm" if hosts else "inproc"
