@@ -13,6 +13,7 @@ import platform
 import re
 import statistics
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,7 @@ def write_results(place: Path, measured: Mapping[Cell, Measured], scale: float) 
         rows += [row for row in kept if tuple(row[key] for key in KEYS) not in groups]
     rows.sort(key=lambda row: [row[key] for key in KEYS])
     results = {
+        "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}",
         "cells": sum(row["cells"] for row in rows),
         "rows": rows,
@@ -91,7 +93,8 @@ def tables(
     scale = max(row["scale"] for row in rows)
     loads = min(row["loads"][0] for row in rows), max(row["loads"][1] for row in rows)
     lines = [
-        f"Measured over {', '.join(transports)}, with 2 to 4 ranks, on {matrix['machine']}, under",
+        f"Measured on {matrix['date']} over {', '.join(transports)}, with 2 to 4 ranks, on",
+        f"{matrix['machine']}, under",
         f"a load of {loads[0]:.0f} to {loads[1]:.0f}: {matrix['cells']} cells, all of which passed. "
         f"{kept} cells kept the promise.",
         f"The tests allowed at most {scale:g} times as much{_allowed(rows)}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import date
 
 from tests.faults.cells import FAULTS, PHASES, Cell, all_cells, transports
 from tests.faults.report import MATRIX, PAGE, Measured, measured, page, tables, write_results
@@ -35,7 +36,7 @@ def test_the_example_of_the_page_works() -> None:
 
 
 def test_results_are_gathered_by_fault_phase_and_transport(tmp_path) -> None:
-    place = tmp_path / "matrix.json"
+    place, today = tmp_path / "matrix.json", date.today()
     scheme = transports()[0]
     measured = {
         Cell(fault, phase, scheme, size): Measured(float(size), size < 4, 5.0 + size, 0.1 * size)
@@ -46,6 +47,7 @@ def test_results_are_gathered_by_fault_phase_and_transport(tmp_path) -> None:
     write_results(place, measured, 2.0)
     matrix = json.loads(place.read_text())
     assert matrix["cells"] == len(measured)
+    assert today <= date.fromisoformat(matrix["date"]) <= date.today()
     assert matrix["rows"][0]["worst"] == 4.0
     assert matrix["rows"][0]["median"] == 3.0
     assert matrix["rows"][0]["kept"] == 2
