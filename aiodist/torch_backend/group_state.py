@@ -76,15 +76,16 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._collectives += 1
         completions = self._completions()
         completions.wait_for_callbacks()
-        timeout = self._timeout_of_call(opts)
+        # A caller that would only wait runs the operation itself.
+        at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
+        # The caller of such an operation changes no timeout before it starts.
+        timeout = seconds_of(opts) if at_once else self._timeout_of_call(opts)
 
         def run() -> Started:
             self._check_device(tensors)
             works = start(self._engine, timeout)
             return works if isinstance(works, Work) else all_started(works)
 
-        # A caller that would only wait runs the operation itself.
-        at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
         operation = self._submit(name, run, at_once)
         return self._handed(TorchWork(operation, tensors, completions, value))
 
