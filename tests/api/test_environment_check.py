@@ -27,7 +27,7 @@ def _read_by(module: ModuleType, name: str) -> set[str]:
     return found
 
 
-def test_what_init_process_group_reads_is_judged() -> None:
+def test_every_setting_that_init_process_group_reads_is_checked() -> None:
     read = _read_by(lifecycle, "init_process_group") - {"misspelt_in"}
     assert {"schemes_from", "liveness_timeout_from"} <= read
     assert read <= _read_by(environment_check, "mistakes_in")

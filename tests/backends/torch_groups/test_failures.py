@@ -147,7 +147,9 @@ async def test_a_group_whose_collective_has_failed_shrinks() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch:gloo", "cpu:torch:gloo,cuda:aiodist"])
-async def test_what_does_not_go_through_torch_fails_alone(backend: str) -> None:
+async def test_a_failed_object_or_gather_of_new_tensors_does_not_end_the_group(
+    backend: str,
+) -> None:
     async def body(rank: int) -> None:
         works = [dist.all_gather_object([None] * 3, rank), dist.all_gather_new(torch.ones(4))]
         if rank != 1:
